@@ -1,4 +1,4 @@
-"""Arrays of numpy at the doors: every way they lie in memory, every element type, results in kind."""
+"""Arrays of numpy at the entry points: every way they lie in memory, every element type, results in kind."""
 
 from __future__ import annotations
 

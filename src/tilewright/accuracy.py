@@ -1,4 +1,4 @@
-"""The fp64 rule: whether a result is as good as eager's, judged by the same program in float64.
+"""The fp64 rule: whether a result is as good as eager's, measured against the same program in float64.
 
 `y` is the result under test, `e` eager's, `r` the same program's in float64 from the same inputs. For every
 output tensor, with u the unit roundoff of its dtype:
@@ -9,7 +9,7 @@ output tensor, with u the unit roundoff of its dtype:
 
 k is 2, and 3 for half types; in (c) it is multiplied by eager's own k where that exceeds 1: the smallest k
 with which e itself fulfils (c). Where few elements carry the error, as in a sharp softmax (most results are
-nearly 0 and nearly exact) or a map of detections, Q says nothing of those few, and eager, judged against
+nearly 0 and nearly exact) or a map of detections, Q says nothing of those few, and eager, compared with
 itself, would need a k of thousands. So a result may err k times as much as eager's worst element, measured
 by the same yardstick. (b) needs no such factor, since e fulfils it with k = 1. The smallest k that a result
 needs and eager's own are part of the verdict.
@@ -57,7 +57,7 @@ class Deciding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of one output tensor; prints as one line."""
+    """What the rule says of one output tensor; prints as one line."""
 
     passed: bool
     reason: str
@@ -109,7 +109,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TreeVerdict:
-    """The judgement of a whole result: one `Verdict` per leaf, by its path."""
+    """What the rule says of all of a result: one `Verdict` per leaf, by its path."""
 
     leaves: tuple[tuple[str, Verdict], ...]
 
@@ -146,7 +146,7 @@ def default_k(dtype: torch.dtype) -> float:
 def compare(
     y: Tensor, e: Tensor, r: Tensor, *, k: float | None = None, deciding: Deciding | None = None
 ) -> Verdict:
-    """Judge one tensor. Shapes must agree, and the dtypes of `y` and `e`; `r` is float64 or y's integers.
+    """Compare one tensor. Shapes must agree, and the dtypes of `y` and `e`; `r` is float64 or y's integers.
 
     `k` overrides the default of the dtype. `deciding` names the floats behind an integer output; without it a
     difference counts as a near tie only where the float64 program sides with y, so that eager itself erred.
@@ -165,31 +165,31 @@ def compare(
 
 
 def compare_trees(y: object, e: object, r: object, *, k: float | None = None) -> TreeVerdict:
-    """Judge nested tuples, lists, dicts and registered classes leaf by leaf; leaves that are no tensors too.
+    """Compare nested tuples, lists, dicts and registered classes leaf by leaf; leaves that are no tensors too.
 
-    Numbers are judged as tensors without dims (floats as float32), anything else must be equal.
+    Numbers are compared as tensors without dims (floats as float32), anything else must be equal.
     """
     ours, eager, exact = (_leaves(tree) for tree in (y, e, r))
     paths = [[path for path, _ in leaves] for leaves in (ours, eager, exact)]
     if paths[0] != paths[1] or paths[2] != paths[1]:
         reason = f"structure {paths[0]}, eager {paths[1]}, fp64 {paths[2]}"
         return TreeVerdict((("", _refuse(torch.empty(0), k or 2.0, reason)),))
-    judged: list[tuple[str, Verdict]] = []
+    verdicts: list[tuple[str, Verdict]] = []
     for (path, a), (_, b), (_, c) in zip(ours, eager, exact, strict=True):
         tensors = [_as_tensor(leaf) for leaf in (a, b, c)]
         if all(t is None for t in tensors):
             same = a == b
-            judged.append(
+            verdicts.append(
                 (path, Verdict(same, "" if same else f"{a!r}, eager {b!r}", k or 2.0, 0.0, 1, None, None))
             )
         elif any(t is None for t in tensors):
-            judged.append(
+            verdicts.append(
                 (path, _refuse(torch.empty(0), k or 2.0, f"{type(a).__name__}, eager {type(b).__name__}"))
             )
         else:
             ty, te, tr = (t for t in tensors if t is not None)
-            judged.append((path, compare(ty, te, tr, k=k)))
-    return TreeVerdict(tuple(judged))
+            verdicts.append((path, compare(ty, te, tr, k=k)))
+    return TreeVerdict(tuple(verdicts))
 
 
 def _leaves(tree: object) -> list[tuple[str, object]]:
@@ -227,12 +227,12 @@ def _compare_floats(y: Tensor, e: Tensor, r: Tensor, k: float) -> Verdict:
         where, values = at(int((~same).int().argmax()))
         reason = f"{int((~same).sum())} elements where NaN or infinity stand differently"
         return Verdict(False, reason, k, math.inf, e.numel(), where, values, rescued=int(rescued.sum()))
-    judged = finite_y & (finite_e | rescued)
-    if not bool(judged.any()):
+    compared = finite_y & (finite_e | rescued)
+    if not bool(compared.any()):
         return Verdict(True, "", k, 0.0, e.numel(), None, None)
     # Where r is not finite although y and e are, it says nothing: eager stands in for it.
     exact = torch.where(flat_r.isfinite(), flat_r, wide_e)
-    numbers = _smallest_k(wide_y, wide_e, exact, judged, judged & finite_e, e.dtype)
+    numbers = _smallest_k(wide_y, wide_e, exact, compared, compared & finite_e, e.dtype)
     where, values = at(numbers.worst)
     verdict = Verdict(
         passed=True,
@@ -267,14 +267,14 @@ class _Numbers:
 
 
 def _smallest_k(
-    y: Tensor, e: Tensor, r: Tensor, judged: Tensor, trusted: Tensor, dtype: torch.dtype
+    y: Tensor, e: Tensor, r: Tensor, compared: Tensor, trusted: Tensor, dtype: torch.dtype
 ) -> _Numbers:
-    """The smallest k of (b) and of (c) over flat float64 tensors, on the elements `judged`, and eager's of (c).
+    """The smallest k of (b) and of (c) over flat float64 tensors, on the elements `compared`, and eager's of (c).
 
     Eager's error is taken over `trusted`, the elements where eager is finite. `dtype` is the type that was computed in.
     """
     u = torch.finfo(dtype).eps / 2
-    ours, exact = (y - r)[judged].abs(), r[judged].abs()
+    ours, exact = (y - r)[compared].abs(), r[compared].abs()
     eager = (e - r)[trusted].abs()
     size = _rms(exact)
     noise, quantile = _rms(eager), _quantile(eager)
@@ -287,7 +287,7 @@ def _smallest_k(
     eager_k = _worst(eager, quantile + eager_room, u * size)[0]
     by_element, worst = _worst(ours, quantile + u * exact, u * size)
     by_rms = _ratio(_rms(ours) - u * size, noise)
-    index = int(judged.nonzero()[worst])
+    index = int(compared.nonzero()[worst])
     return _Numbers(by_rms, by_element, eager_k, index, _rms(ours), _rms(eager))
 
 
@@ -324,7 +324,7 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
         return Verdict(True, "", k, 0.0, e.numel(), None, None)
     excused = differs & (y == r).reshape(-1)
     if deciding is not None:
-        excused |= differs & _near(deciding, k).to(differs.device).reshape(-1)
+        excused |= differs & _near_ties(deciding, k).to(differs.device).reshape(-1)
     wrong = differs & ~excused
     first = int((wrong if bool(wrong.any()) else differs).int().argmax())
     values = tuple(float(t.reshape(-1)[first]) for t in (y, e, r))
@@ -341,7 +341,7 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
     )
 
 
-def _near(deciding: Deciding, k: float) -> Tensor:
+def _near_ties(deciding: Deciding, k: float) -> Tensor:
     """Where the gap between the candidates is within what (c) grants at the largest deciding float."""
     u = torch.finfo(deciding.eager.dtype).eps / 2
     r = deciding.reference.detach().double().reshape(-1)

@@ -1,4 +1,4 @@
-"""The front doors: the backend of `torch.compile`, and `compile` for modules, functions, exported programs and ONNX."""
+"""Entry points: the backend of `torch.compile`, and `compile` for modules, functions, exported programs and ONNX."""
 
 # What torch offers to compilers it names with underscores.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -136,7 +136,7 @@ def stats() -> Stats:
 
 
 def compilations() -> tuple[Compilation, ...]:
-    """How each graph was compiled, oldest first, with its coverage, kernels, calls and trace: of graphs of any door
+    """How each graph was compiled, oldest first, with its coverage, kernels, calls and trace: of all graphs
     that can still run, since the start of the process or the last `reset`."""
     return COMPILATIONS()
 

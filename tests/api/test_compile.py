@@ -1,4 +1,4 @@
-"""The front doors: torch.compile, tilewright.compile in its forms, gradients, and what is refused."""
+"""The entry points: torch.compile, tilewright.compile in its forms, gradients, and what is refused."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def test_retain_graph_is_no_double_backward() -> None:
     close(x.grad, 2 * torch.cos(x))
 
 
-@pytest.mark.parametrize("door", [tilewright.compile, partial(torch.compile, backend="tilewright")])
-def test_what_a_forward_pass_saves_is_kept_for_another_backward(door: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("entry", [tilewright.compile, partial(torch.compile, backend="tilewright")])
+def test_what_a_forward_pass_saves_is_kept_for_another_backward(entry: Callable[..., Any]) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 1))
     x = torch.randn(4, 6, requires_grad=True)
     (wanted,) = torch.autograd.grad(net(x).sum(), x)
-    loss = door(net)(x).sum()
+    loss = entry(net)(x).sum()
     for _ in range(2):
         (got,) = torch.autograd.grad(loss, x, retain_graph=True)
         close(got, wanted)

@@ -1,4 +1,4 @@
-"""Model files through the front door: names, dynamic dims, several outputs, wrong inputs, broken files."""
+"""Model files through the entry point: names, dynamic dims, several outputs, wrong inputs, broken files."""
 
 from __future__ import annotations
 

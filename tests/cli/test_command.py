@@ -62,7 +62,7 @@ class Call:
 
 
 class Fake:
-    """What the door returns: runs `call`, adds `error` to the results."""
+    """What the entry point returns: runs `call`, adds `error` to the results."""
 
     def __init__(self, call: Callable[..., object], error: float) -> None:
         self.call, self.error = call, error
@@ -78,7 +78,7 @@ class Fake:
 
 
 @dataclass
-class Door:
+class Entry:
     """Settings of the stand-in, and what it was called with."""
 
     error: float = 0.0
@@ -95,8 +95,8 @@ class Door:
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Door:
-    made = Door()
+def entry(monkeypatch: pytest.MonkeyPatch) -> Entry:
+    made = Entry()
     monkeypatch.setitem(sys.modules, "tilewright.api", types.SimpleNamespace(compile=made.compile))
     return made
 
@@ -135,7 +135,7 @@ def test_help_names_the_verbs_in_order() -> None:
     assert places == sorted(places)
 
 
-def test_compile_writes_tables_and_json(here: Path, door: Door) -> None:
+def test_compile_writes_tables_and_json(here: Path, entry: Entry) -> None:
     result = invoke("compile", "net:make", "--json", "out.json", "--threads", "1", "--option", "trim=exact")
     assert result.exit_code == 0, result.output
     assert "generated 2 of 2 ops" in result.output and "capture" in result.output and "750" in result.output
@@ -143,18 +143,18 @@ def test_compile_writes_tables_and_json(here: Path, door: Door) -> None:
     assert facts["command"] == "compile" and facts["exit_code"] == 0
     assert facts["kernels"][0]["source"] == "void k0() {}\n"
     assert [phase["name"] for phase in facts["phases"]] == ["capture", "build"]
-    assert door.given is not None
-    options = door.given[2]["options"]
+    assert entry.given is not None
+    options = entry.given[2]["options"]
     assert isinstance(options, Options) and (options.threads, options.trim) == (1, "exact")
 
 
-def test_a_dynamic_file_compiles_without_inputs(here: Path, door: Door) -> None:
+def test_a_dynamic_file_compiles_without_inputs(here: Path, entry: Entry) -> None:
     assert invoke("compile", "relu.onnx", "--strict", "--no-freeze").exit_code == 0
-    assert door.given is not None and door.given[:2] == ("relu.onnx", None)
-    assert (door.given[2]["strict"], door.given[2]["freeze"]) == (True, False)
+    assert entry.given is not None and entry.given[:2] == ("relu.onnx", None)
+    assert (entry.given[2]["strict"], entry.given[2]["freeze"]) == (True, False)
 
 
-def test_run_reads_and_saves_arrays(here: Path, door: Door) -> None:
+def test_run_reads_and_saves_arrays(here: Path, entry: Entry) -> None:
     result = invoke("run", "relu.onnx", "--input", "x=@x.npy", "--save", "outputs", "--json", "-")
     assert result.exit_code == 0
     assert np.load(here / "outputs" / "0.npy").tolist() == [[0, 2, 3]]
@@ -164,17 +164,17 @@ def test_run_reads_and_saves_arrays(here: Path, door: Door) -> None:
     ]
 
 
-def test_check_passes_and_fails(here: Path, door: Door) -> None:
+def test_check_passes_and_fails(here: Path, entry: Entry) -> None:
     result = invoke("check", "relu.onnx", "--shape", "x=50x3")
     assert result.exit_code == 0 and "PASS" in result.output
-    door.error = 1e-3
+    entry.error = 1e-3
     assert "typical sizes x=2x3 (" in invoke("check", "relu.onnx").output
     result = invoke("check", "relu.onnx", "--shape", "x=50x3", "--json", "-")
     assert result.exit_code == 4 and json.loads(result.stdout)["passed"] is False
     assert invoke("check", "net:make", "-k", "1e9").exit_code == 0
 
 
-def test_explain_gives_reasons_and_source(here: Path, door: Door) -> None:
+def test_explain_gives_reasons_and_source(here: Path, entry: Entry) -> None:
     result = invoke("explain", "net:make", "--source")
     assert result.exit_code == 0
     for text in (
@@ -192,7 +192,7 @@ def test_explain_gives_reasons_and_source(here: Path, door: Door) -> None:
         assert text in result.output, text
 
 
-def test_bench_takes_turns_and_reports(here: Path, door: Door) -> None:
+def test_bench_takes_turns_and_reports(here: Path, entry: Entry) -> None:
     result = invoke(
         "bench", "net:make", "--against", "eager", "--seconds", "0.05", "--threads", "1", "--json", "-"
     )
@@ -205,7 +205,7 @@ def test_bench_takes_turns_and_reports(here: Path, door: Door) -> None:
     assert facts["environment"]["torch"] and facts["threads"] == 1
 
 
-def test_a_missing_peer_is_a_line(here: Path, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_is_a_line(here: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = {**measure.PEERS, "inductor": lambda w, t: measure.Unavailable("no headers")}
     monkeypatch.setattr(measure, "PEERS", peers)
     result = invoke("bench", "net:make", "--against", "inductor", "--seconds", "0.05")
@@ -235,13 +235,13 @@ def test_a_missing_peer_is_a_line(here: Path, door: Door, monkeypatch: pytest.Mo
         (("compile", "net:make", "--json", "no/such/folder/x.json"), "cannot write"),
     ],
 )
-def test_wrong_use_is_exit_code_2(here: Path, door: Door, arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_use_is_exit_code_2(here: Path, entry: Entry, arguments: tuple[str, ...], text: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2 and text in result.output, result.output
     assert "Traceback" not in result.output
 
 
-def test_a_broken_file_is_wrong_use(here: Path, door: Door) -> None:
+def test_a_broken_file_is_wrong_use(here: Path, entry: Entry) -> None:
     (here / "bad.onnx").write_bytes(b"not a model")
     assert invoke("compile", "bad.onnx").exit_code == 2
 
@@ -256,9 +256,9 @@ def test_a_broken_file_is_wrong_use(here: Path, door: Door) -> None:
 )
 @pytest.mark.parametrize("verb", ["compile", "bench"])
 def test_errors_have_codes_and_go_to_json(
-    here: Path, door: Door, error: Exception, code: int, verb: str
+    here: Path, entry: Entry, error: Exception, code: int, verb: str
 ) -> None:
-    door.raises = error
+    entry.raises = error
     result = invoke(verb, "net:make", "--json", "out.json")
     assert result.exit_code == code
     facts = json.loads((here / "out.json").read_text())

@@ -22,18 +22,18 @@ def program(x: Tensor) -> Tensor:
     return x.sin() * x
 
 
-@pytest.mark.parametrize("door", [tilewright.compile, partial(torch.compile, backend="tilewright")])
+@pytest.mark.parametrize("entry", [tilewright.compile, partial(torch.compile, backend="tilewright")])
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_kernels_read_no_memory_that_is_not_there(
-    door: Callable[..., Any], warm: bool, dynamic: bool
+    entry: Callable[..., Any], warm: bool, dynamic: bool
 ) -> None:
     x, mode = torch.randn(5), FakeTensorMode(allow_non_fake_inputs=True)
     fake = mode.from_tensor(x)
     if dynamic:
         torch._dynamo.mark_dynamic(x, 0)
         torch._dynamo.mark_dynamic(fake, 0)
-    fast = door(program)
+    fast = entry(program)
     if warm:
         fast(x)
     with pytest.raises(UnsupportedError, match="with a fake tensor"):

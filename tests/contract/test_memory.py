@@ -213,8 +213,8 @@ def test_an_output_returned_twice() -> None:
     assert two.abs().sum() == 0
 
 
-@pytest.mark.parametrize("door", ["torch.compile", "tilewright.compile", "export"])
-def test_copies_own_their_memory(door: str) -> None:
+@pytest.mark.parametrize("entry", ["torch.compile", "tilewright.compile", "export"])
+def test_copies_own_their_memory(entry: str) -> None:
     class Copies(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -225,9 +225,9 @@ def test_copies_own_their_memory(door: str) -> None:
             return x.clone(), y, y.clone(), y.contiguous() + 0, self.weight.clone()
 
     module, x = Copies(), torch.randn(4)
-    if door == "torch.compile":
+    if entry == "torch.compile":
         compiled = torch.compile(module, backend="tilewright")
-    elif door == "export":
+    elif entry == "export":
         compiled = tilewright.compile(torch.export.export(module, (x,)))
     else:
         compiled = tilewright.compile(module)

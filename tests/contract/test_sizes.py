@@ -1,4 +1,4 @@
-"""One graph for all sizes: dynamic dims by every door, random sizes, no recompile, no guard from our side."""
+"""One graph for all sizes: dynamic dims by every entry point, random sizes, no recompile, no guard from our side."""
 
 from __future__ import annotations
 

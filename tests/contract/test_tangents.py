@@ -20,12 +20,12 @@ def program(x: Tensor) -> Tensor:
     return x.sin() * x
 
 
-@pytest.mark.parametrize("door", [tilewright.compile, partial(torch.compile, backend="tilewright")])
+@pytest.mark.parametrize("entry", [tilewright.compile, partial(torch.compile, backend="tilewright")])
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_tangent_is_refused_not_lost(door: Callable[..., Any], warm: bool, dynamic: bool) -> None:
+def test_a_tangent_is_refused_not_lost(entry: Callable[..., Any], warm: bool, dynamic: bool) -> None:
     x, t = torch.randn(2, 5).unbind()
-    fast = door(program)
+    fast = entry(program)
     if dynamic:
         torch._dynamo.mark_dynamic(x, 0)
     if warm:

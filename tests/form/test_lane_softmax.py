@@ -16,7 +16,7 @@ from tests.support.one_kernel import capture, one_kernel, sizes_of
 from torch import Tensor
 
 from tilewright.form.classes import make_form
-from tilewright.form.lane_softmax import if_whole, with_neighbours
+from tilewright.form.lane_softmax import if_divisible, with_neighbours
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.graph import Graph, Value
@@ -128,7 +128,7 @@ def test_rows_of_unknown_length_are_taken_so_where_they_are_whole(name: str) -> 
     form = make_form(kernel, graph.layouts)
     schedule = roles(form, online_class(form), 256, peel=False).changed(warps=2)
     assert with_neighbours(form, schedule, PRESETS["sm_90"])[0] is form
-    whole, split, joined = if_whole(form, schedule, PRESETS["sm_90"]) or pytest.fail("it is not asked")
+    whole, split, joined = if_divisible(form, schedule, PRESETS["sm_90"]) or pytest.fail("it is not asked")
     made = Scheduled(kernel, joined, lower(split, joined), (*kernel.inputs, *kernel.outputs), ())
     for rows, length, holds in ((3, N, True), (2, 4, True), (5, 1028, True), (2, N + 2, False)):
         given = replace(case, shapes=((rows, length), *((rows,) for _ in case.shapes[1:])))

@@ -32,7 +32,7 @@ class Fixed:
     def size(self, e: Expr) -> int:
         return dims.evaluate(e, {s.value.name: 50 for s in dims.symbols_of(e)})  # type: ignore[union-attr]
 
-    def recall(self, task: str) -> str | None:
+    def known_choice(self, task: str) -> str | None:
         return self.known.get(task)
 
     def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:

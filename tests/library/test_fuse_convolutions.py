@@ -29,16 +29,16 @@ class Block(nn.Module):
         return self.act(self.last(self.act(self.first(x))) + x)
 
 
-class Judged:
+class Measured:
     """Says the same of every form, and writes down what it is asked."""
 
-    def __init__(self, verdict: bool = True) -> None:
-        self.verdict = verdict
+    def __init__(self, faster: bool = True) -> None:
+        self.faster = faster
         self.asked: list[FusedForm] = []
 
     def __call__(self, form: FusedForm) -> bool:
         self.asked.append(form)
-        return self.verdict
+        return self.faster
 
 
 def images(dtype: torch.dtype = torch.float16, layout: torch.memory_format = torch.channels_last) -> Tensor:
@@ -49,12 +49,12 @@ def selected(module: nn.Module, x: Tensor) -> Graph:
     return select(captured(module.eval().to(x.dtype), (x,), frozen=False))
 
 
-def fused(module: nn.Module, x: Tensor, judge: Judged) -> Graph:
+def fused(module: nn.Module, x: Tensor, timer: Measured) -> Graph:
     for weight in module.parameters():
         if weight.dim() == 4:
             weight.data = weight.data.to(memory_format=torch.channels_last)
     graph = selected(module, x)
-    made = fuse_convolutions(graph, judge)
+    made = fuse_convolutions(graph, timer)
     made.verify()
     assert not any(op.call and isinstance(op.call.function, FusibleConvolution) for op in made.ops)
     return made
@@ -74,10 +74,10 @@ def on_the_cpu(form: RectifiedConvolution) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_residual_block_is_two_calls(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RectifiedConvolution, "bind", on_the_cpu)
-    module, x, judge = Block(bias=bias), images(), Judged()
-    graph = fused(module, x, judge)
+    module, x, timer = Block(bias=bias), images(), Measured()
+    graph = fused(module, x, timer)
     assert calls(graph) == [FUSED, FUSED] and not generated(graph)
-    assert [form.second is None for form in judge.asked] == [True, False]
+    assert [form.second is None for form in timer.asked] == [True, False]
     agrees(graph, module, (x,), *(p.detach() for p in module.parameters()))
 
 
@@ -90,22 +90,22 @@ def test_a_residual_block_is_two_calls(bias: bool, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_cudnn_has_no_form_for_stays(why: str, act: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    judge = Judged()
+    timer = Measured()
     graph = selected(Block(act), x)
-    assert calls(fuse_convolutions(graph, judge)) == calls(graph) and not judge.asked, why
+    assert calls(fuse_convolutions(graph, timer)) == calls(graph) and not timer.asked, why
 
 
 def test_unknown_sizes_stay() -> None:
     """Which kernel cuDNN takes, and so what becomes of NaN, hangs on them."""
     marks = [[True, False, False, False]]
-    judge, x, module = Judged(), images(), Block().eval().to(torch.float16)
+    timer, x, module = Measured(), images(), Block().eval().to(torch.float16)
     graph = select(captured(module, (x,), frozen=False, dynamic=marks))
-    assert calls(fuse_convolutions(graph, judge)) == calls(graph) and not judge.asked
+    assert calls(fuse_convolutions(graph, timer)) == calls(graph) and not timer.asked
 
 
 def test_what_is_slower_stays() -> None:
-    x, judge = images(), Judged(verdict=False)
-    assert FUSED not in calls(fused(Block(), x, judge)) and len(judge.asked) == 2
+    x, timer = images(), Measured(faster=False)
+    assert FUSED not in calls(fused(Block(), x, timer)) and len(timer.asked) == 2
 
 
 def test_a_result_that_only_a_kernel_reads_stays() -> None:
@@ -117,8 +117,8 @@ def test_a_result_that_only_a_kernel_reads_stays() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.relu(self.layer(x)).mean((2, 3))
 
-    judge = Judged()
-    assert FUSED not in calls(fused(Pooled(), images(), judge)) and not judge.asked
+    timer = Measured()
+    assert FUSED not in calls(fused(Pooled(), images(), timer)) and not timer.asked
 
 
 def test_a_sum_that_is_read_elsewhere_stays() -> None:
@@ -127,4 +127,4 @@ def test_a_sum_that_is_read_elsewhere_stays() -> None:
             y = self.first(x) + x
             return torch.relu(y) * torch.sigmoid(y)
 
-    assert FUSED not in calls(fused(Branching(), images(), Judged()))
+    assert FUSED not in calls(fused(Branching(), images(), Measured()))

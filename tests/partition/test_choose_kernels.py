@@ -161,12 +161,12 @@ def test_kernels_overlap_and_begin_at_small_values() -> None:
 def test_the_best_choice_is_that_of_trying_all() -> None:
     graph = graph_of(with_columns)
     found = candidates(graph, work, 1, NO_HINTS).kept
-    owed = {v for v in graph.outputs if isinstance(v, Value)}
+    required = {v for v in graph.outputs if isinstance(v, Value)}
     least = min(
         sum(c.seconds for c in some)
         for n in range(1, 4)
         for some in itertools.permutations(found, n)
-        if _runs(some) and owed <= {v for c in some for v in c.stores}
+        if _runs(some) and required <= {v for c in some for v in c.stores}
     )
     first, *more = choices(graph, found, most=3)
     assert first.seconds == least

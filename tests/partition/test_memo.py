@@ -10,7 +10,7 @@ import torch
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
 from tests.support.one_kernel import capture
-from tests.support.regions import Remembered
+from tests.support.regions import DictCache
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
@@ -44,9 +44,9 @@ def never(*_: object) -> float:
 
 
 def test_a_known_graph_is_covered_without_prices() -> None:
-    memory, solver = Remembered(), Solver(host_target(), Options())
-    first = partition(graph_of(), solver.price, NO_HINTS, memory)
-    again = partition(graph_of(), never, NO_HINTS, memory)
+    cache, solver = DictCache(), Solver(host_target(), Options())
+    first = partition(graph_of(), solver.price, NO_HINTS, cache)
+    again = partition(graph_of(), never, NO_HINTS, cache)
     assert groups(first) == groups(again) == groups(partition(graph_of(), solver.price, NO_HINTS))
     assert len(groups(first)) >= 2
 
@@ -58,13 +58,13 @@ def test_other_sizes_are_another_task(other: dict[str, Any]) -> None:
 
 
 def test_groups_that_do_not_fit_are_not_taken() -> None:
-    memory, graph = Remembered(), graph_of()
-    wrong = memory.known[task_of(graph, ())] = plain([Grouping((0,), why="wrong")])
+    cache, graph = DictCache(), graph_of()
+    wrong = cache.known[task_of(graph, ())] = plain([Grouping((0,), why="wrong")])
     solver = Solver(host_target(), Options())
-    assert groups(partition(graph, solver.price, NO_HINTS, memory)) == groups(
+    assert groups(partition(graph, solver.price, NO_HINTS, cache)) == groups(
         partition(graph, solver.price, NO_HINTS)
     )
-    assert memory.known[task_of(graph, ())] != wrong
+    assert cache.known[task_of(graph, ())] != wrong
 
 
 def test_on_disk(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_on_disk(tmp_path: Path) -> None:
         return Decisions(host_target(), Store(tmp_path), Options().replace(**options), {})
 
     found = [Grouping((0, 2), (3,), "why"), Grouping((1,))]
-    covers().keep("task", plain(found))
-    assert groupings_of(covers().recall("task")) == found
-    assert covers().recall("other") is None
-    assert covers(round_intermediates=True).recall("task") is None
+    covers().put("task", plain(found))
+    assert groupings_of(covers().get("task")) == found
+    assert covers().get("other") is None
+    assert covers(round_intermediates=True).get("task") is None
 
 
 @pytest.mark.parametrize("decision", [[[1, 2]], {"a": 1}, [[["x"], [], ""]], 3, None])
@@ -85,11 +85,11 @@ def test_data_of_another_form_is_none(decision: object) -> None:
 
 def test_an_entry_that_is_broken_is_none(tmp_path: Path) -> None:
     covers = Decisions(host_target(), Store(tmp_path), Options(), {})
-    covers.keep("task", [])
+    covers.put("task", [])
     (entry,) = tmp_path.rglob("decision.json")
     other = Store(tmp_path / "other")
     other.put(entry.parent.name, {"decision.json": b"[[["})
-    assert Decisions(host_target(), other, Options(), {}).recall("task") is None
+    assert Decisions(host_target(), other, Options(), {}).get("task") is None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mode", ["modelled", "inside"])
 def test_a_known_region_is_chosen_without_prices(mode: Contractions) -> None:
-    graph, memory = capture(Case("attention", attention, ((2, 64, 8),) * 3), False), Remembered()
+    graph, cache = capture(Case("attention", attention, ((2, 64, 8),) * 3), False), DictCache()
     solver = Solver(host_target(), Options())
     library = 0.0 if mode == "modelled" else 1.0
 
     def decided(prices: Prices) -> ChosenRegions:
-        return choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy(mode, 1), memory)
+        return choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy(mode, 1), cache)
 
     first = decided(Prices(NO_HINTS, solver.price, lambda _: library, lambda _: 0.0))
     again = decided(Prices(NO_HINTS, never, never, never))

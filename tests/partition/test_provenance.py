@@ -14,7 +14,7 @@ from torch import Tensor
 import tilewright
 from tilewright.ir.graph import Op, Origin
 from tilewright.partition.choose_kernels import ChosenRegions
-from tilewright.partition.provenance import fill_sites, marks, site
+from tilewright.partition.provenance import fill_sites, references, site
 
 LENGTH = 300
 
@@ -102,8 +102,8 @@ def test_refusals_name_a_place_and_a_law(run: Callable[..., object], words: str,
 
 def test_what_is_remembered_gets_the_names_of_the_graph_at_hand() -> None:
     region = graph_of(with_columns)
-    mark = marks(region)
-    text = f"refused at {mark(region.ops[1])} and {mark(replace(region.ops[-1], inputs=()))}"
+    reference = references(region)
+    text = f"refused at {reference(region.ops[1])} and {reference(replace(region.ops[-1], inputs=()))}"
     assert text == f"refused at @1 and @{len(region.ops) - 1}"
     names = [site(region.ops[n], region.origins).split(" (")[0] for n in (1, -1)]
     assert all(name in fill_sites(text, region) for name in names)

@@ -23,7 +23,7 @@ from tilewright.pipeline.backends import BACKENDS, backend_of
 from tilewright.pipeline.backends.cpu import CpuBackend
 from tilewright.pipeline.build import Builder, Kernels, PlacedKernel, Runnable, names_of, programs_of
 from tilewright.pipeline.place import Place, find_missing, machine_of
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.launch import Launching
 from tilewright.target import Target
@@ -60,14 +60,14 @@ class Interpreted:
 
         return run
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         return None
 
 

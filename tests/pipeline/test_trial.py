@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
-from tests.support.regions import SHAPES, Remembered, graph_of, with_columns, work
+from tests.support.regions import SHAPES, DictCache, graph_of, with_columns, work
 from torch import Tensor
 
 import tilewright
@@ -45,9 +45,9 @@ class Clock:
         return [1.0 if k == self.fastest else 2.0 for k in range(len(covers))]
 
 
-def decided(prices: Prices, memory: Remembered | None = None) -> ChosenRegions:
+def decided(prices: Prices, cache: DictCache | None = None) -> ChosenRegions:
     return choose_kernels(
-        graph_of(with_columns), prices, lambda region: (region, ()), RegionPolicy("inside", 1), memory
+        graph_of(with_columns), prices, lambda region: (region, ()), RegionPolicy("inside", 1), cache
     )
 
 
@@ -79,9 +79,9 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
-    memory, clock = Remembered(), Clock(1)
-    first = decided(replace(PRICES, timed=clock), memory)
-    again = decided(replace(PRICES, timed=clock), memory)
+    cache, clock = DictCache(), Clock(1)
+    first = decided(replace(PRICES, timed=clock), cache)
+    again = decided(replace(PRICES, timed=clock), cache)
     assert len(clock.asked) == 1 and kernels(first) == kernels(again)
     assert first.regions[0].notes == again.regions[0].notes
 

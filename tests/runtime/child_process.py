@@ -1,4 +1,4 @@
-"""Scripts for child processes of tests, without the imports of the front door, which take seconds; and patience."""
+"""Scripts for child processes of tests, without the imports of the entry point, which take seconds; and patience."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def work_of(root: Path, compiler: str, turn: int) -> Callable[[], Path]:
     return work
 
 
-def check_whole(root: Path) -> None:
+def check_complete(root: Path) -> None:
     """Every entry that can be had is what was written, and none stands half in its place."""
     store = Store(root)
     for folder in root.glob("[0-9a-f][0-9a-f]/*"):
@@ -149,7 +149,7 @@ def test_killed_at_every_point(tmp_path: Path, points: int) -> None:
 
         status = child(run)
         assert os.WIFSIGNALED(status) or status == 0, "it dies, or it works"
-        check_whole(root)
+        check_complete(root)
         with store.single_flight(digest(f"{turn}"), timeout=1.0):
             pass
         if status == 0:  # no point is left: another library, from the first point on

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.aten import decompositions, kept_whole
+from tilewright.capture.aten import decompositions, preserve_resampling
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
@@ -91,7 +91,7 @@ def trace(
         keep_inference_input_mutations=True,
     )  # fmt: skip
     try:
-        with warnings.catch_warnings(), torch.no_grad(), kept_whole():
+        with warnings.catch_warnings(), torch.no_grad(), preserve_resampling():
             warnings.simplefilter("ignore")
             whole(*given)
     except _Captured as done:

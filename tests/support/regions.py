@@ -1,4 +1,4 @@
-"""Regions around contractions, what kernels of them cost, and a memory of covers."""
+"""Regions around contractions, what kernels of them cost, and a cache of decisions."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def work(kernel: Kernel, layouts: object = None) -> float:
     return float(sum(dims.static(e.points()) or 1 for e in reductions))
 
 
-class Remembered:
-    """A memory of one text."""
+class DictCache:
+    """Decisions of this process."""
 
     def __init__(self) -> None:
         self.known: dict[str, object] = {}
 
-    def recall(self, task: str) -> object | None:
+    def get(self, task: str) -> object | None:
         return self.known.get(task)
 
-    def keep(self, task: str, decision: object) -> None:
+    def put(self, task: str, decision: object) -> None:
         self.known[task] = decision

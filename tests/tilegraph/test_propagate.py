@@ -22,7 +22,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.tilegraph.footprint import required
-from tilewright.tilegraph.propagate import Span, Tile, block, elements, join, propagate, whole
+from tilewright.tilegraph.propagate import Span, Tile, block, elements, full_tile, join, propagate
 
 
 def shown(tile: Tile) -> str:
@@ -83,7 +83,7 @@ def test_a_place_may_be_a_symbol() -> None:
     assert box[0].high is dims.minimum(dims.add(dims.mul(t, dims.integer(4)), dims.integer(4)), n)
     for at, size in ((0, 4), (2, 1), (5, 0)):  # the last tiles stand out of the 9 rows, or are behind them
         assert dims.evaluate(box[0].size, {repr(n): 9, "t": at}) == size
-    assert elements(whole(result(found))) is result(found).numel
+    assert elements(full_tile(result(found))) is result(found).numel
 
 
 def test_a_concatenation_needs_only_the_pieces_that_a_tile_meets() -> None:
@@ -110,7 +110,7 @@ def test_an_index_from_data_needs_the_whole_dim() -> None:
 
 def test_a_call_needs_all_of_its_inputs() -> None:
     op = case(lambda x: torch.topk(x, 2).values, (3, 5)).op("aten.topk")
-    assert propagate(op, block([0, 0], [1, 1])) == {op.inputs[0]: whole(op.inputs[0])}
+    assert propagate(op, block([0, 0], [1, 1])) == {op.inputs[0]: full_tile(op.inputs[0])}
 
 
 def test_boxes_of_several_readers_are_joined() -> None:
@@ -133,7 +133,7 @@ def test_a_tile_of_another_rank_is_refused() -> None:
 def ops() -> tuple[Op, ...]:
     """Ops of the corpus that the interpreter evaluates point by point."""
     found = [op for c in CASES for op in capture(c, False).ops if op.expr is not None and op.inputs]
-    return tuple(op for op in found if read_by(op, whole(op.outputs[0])))
+    return tuple(op for op in found if read_by(op, full_tile(op.outputs[0])))
 
 
 def read_by(op: Op, tile: Tile) -> list[tuple[Value, Index]]:

@@ -19,7 +19,7 @@ from tilewright.ir.kernel import Cover, Kernel
 from tilewright.target import MemoryKind
 from tilewright.tilegraph.connect import connect
 from tilewright.tilegraph.footprint import footprint
-from tilewright.tilegraph.propagate import block, whole
+from tilewright.tilegraph.propagate import block, full_tile
 from tilewright.tilegraph.traffic import traffic
 
 HOST, DEVICE, SHARED, REGISTER = MemoryKind.HOST, MemoryKind.DEVICE, MemoryKind.SHARED, MemoryKind.REGISTER
@@ -129,7 +129,7 @@ def test_what_is_stored_and_read_again_has_a_box_for_each() -> None:
 
 def test_all_of_a_result_takes_what_moves() -> None:
     found = case(lambda x: F.max_pool2d(x.relu(), 3, 2, 1), (2, 3, 13, 15))
-    taken = footprint(found.tiles, found.kernel, {result(found): whole(result(found))}, {})
+    taken = footprint(found.tiles, found.kernel, {result(found): full_tile(result(found))}, {})
     assert taken[DEVICE] == traffic(found.tiles, {})[DEVICE]
 
 
@@ -142,7 +142,7 @@ def test_a_result_without_a_tile_is_refused() -> None:
 def test_a_kernel_of_another_graph_is_refused() -> None:
     found, other = case(lambda x: x.exp(), (3, 5)), case(lambda x: x.sin(), (3, 5))
     with pytest.raises(VerifyError, match="no such kernel"):
-        footprint(found.tiles, other.kernel, {v: whole(v) for v in other.kernel.outputs}, {})
+        footprint(found.tiles, other.kernel, {v: full_tile(v) for v in other.kernel.outputs}, {})
 
 
 # --- the command line ------------------------------------------------------------------

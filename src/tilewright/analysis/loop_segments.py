@@ -85,10 +85,10 @@ def split_range(
     see nothing at all (`_needed`), what else would be left out runs."""
     start, stop = whole
     found = [threshold(x, c, scalars) for x in conditions(roots)]
-    marks = ordered([t for t in found if t is not None])
-    if not marks:
+    thresholds = ordered([t for t in found if t is not None])
+    if not thresholds:
         return [Piece(start, stop)]
-    places = list(dict.fromkeys(t.at for t in marks))
+    places = list(dict.fromkeys(t.at for t in thresholds))
     edges = [start]
     for place in places:
         edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
@@ -96,7 +96,7 @@ def split_range(
     pieces: list[Piece] = []
     needed, again = _needed(_hiding(roots, trimmed), trimmed, c), 0
     for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
-        truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
+        truths = {t.condition: (places.index(t.at) < k) == t.rising for t in thresholds}
         now = {**known, **truths}
         left_out = all(is_neutral(t, now) for t in trimmed) and all(
             constant_under(x, now) is not None for x in kept

@@ -110,9 +110,9 @@ def is_square(op: Op) -> bool:
     if op.expr is None or op.expr.reduction is not None or len(op.outputs) != 1:
         return False
     e = op.expr.body[0]
-    return e.op == "mul" and e.args[0] is e.args[1] and takes_away(e.args[0])
+    return e.op == "mul" and e.args[0] is e.args[1] and is_difference(e.args[0])
 
 
-def takes_away(e: Expr) -> bool:
+def is_difference(e: Expr) -> bool:
     """Whether an element is one single less another."""
     return e.op == "sub" and all(a.op == "read" and a.dtype is f32 for a in e.args)

@@ -22,7 +22,7 @@ def checked_index(i: Expr, size: Expr) -> Expr:
     proved to lie there."""
     if not from_data(i):
         return i
-    i = transform(i, _settled)
+    i = transform(i, _without_wraparound)
     if inside_of(i, size) is None:
         return i
     top = dims.sub(size, dims.ONE)
@@ -30,11 +30,11 @@ def checked_index(i: Expr, size: Expr) -> Expr:
     return checked(dims.minimum(dims.maximum(i, dims.ZERO), top), fits)
 
 
-def _settled(e: Expr) -> Expr | None:
+def _without_wraparound(e: Expr) -> Expr | None:
     """A place counted from the end if it is negative, where it is not."""
     if e.op != "where" or e.args[0].op != "lt" or e.args[0].args[1] is not dims.ZERO:
         return None
-    place = transform(e.args[2], _settled)
+    place = transform(e.args[2], _without_wraparound)
     return place if e.args[0].args[0] is e.args[2] and dims.at_least(place, 0) else None
 
 

@@ -24,7 +24,7 @@ from tilewright.ir.expr import Symbol, integer
 from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.sizes.host import Number, number
 
-from .aten import decompositions, kept_whole
+from .aten import decompositions, preserve_resampling
 from .environment import conditions
 from .exported import Exported
 from .node import mutations
@@ -64,7 +64,7 @@ def trace(
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
             fakes = [_fake(mode, t, dims) for t, dims in zip(_apart(inputs), dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
-            with mode, kept_whole(), keeping_loops(), recurrent_loops():
+            with mode, preserve_resampling(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
                 if mutations(gm):  # composites that torch took apart below its functionalisation
                     pure = torch.func.functionalize(gm, remove="mutations")

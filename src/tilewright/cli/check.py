@@ -24,7 +24,7 @@ from .work import Compiled, compile_for, inputs_of, threads_of
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A compiled model with what it is judged by: `run` makes the results anew, from the same inputs and state."""
+    """A compiled model with what it is compared with: `run` makes the results anew, from the same inputs and state."""
 
     compiled: Compiled
     run: Callable[[], object]
@@ -32,7 +32,7 @@ class Trial:
     exact: object
 
     def verdict(self, k: float | None) -> TreeVerdict:
-        """The judgement of one run."""
+        """What the rule says of one run."""
         return compare_trees(self.run(), self.eager, self.exact, k=k)
 
 

@@ -140,7 +140,7 @@ def _dtype(model: Model, i: int) -> torch.dtype:
     dtype = model.declared[i].dtype
     if dtype is None:
         raise InputError(
-            "not a tensor input", phase="cli", op=model.declared[i].name, hint="use the Python door"
+            "not a tensor input", phase="cli", op=model.declared[i].name, hint="use the Python API"
         )
     return dtype
 

@@ -1,4 +1,4 @@
-"""One training step as a program whose results can be judged: its loss, its gradients and its buffers."""
+"""One training step as a program whose results can be compared: its loss, its gradients and its buffers."""
 
 from __future__ import annotations
 

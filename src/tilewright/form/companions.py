@@ -27,7 +27,7 @@ class Merge:
     states: tuple[int, ...]
     count: int | None = None
 
-    whole: Expr | None = None
+    total: Expr | None = None
     """How many elements there are in all, where they are counted."""
 
     @property
@@ -52,8 +52,8 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
     count = _counter(fold, folds) if any(g.centred for g in law.statistics) else None
     if count is None and any(g.centred for g in law.statistics):
         return None
-    whole = None if count is None else _number(fold)
-    return Merge(law, tuple(number[g.leaf] for g in law.statistics), tuple(states), count, whole)
+    total = None if count is None else _number(fold)
+    return Merge(law, tuple(number[g.leaf] for g in law.statistics), tuple(states), count, total)
 
 
 def _number(fold: Item) -> Expr:
@@ -80,7 +80,7 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
             )
             count = None if merge.count is None else place[merge.count]
             link = replace(
-                link, law=merge.law, statistics=statistics, states=states, count=count, whole=merge.whole
+                link, law=merge.law, statistics=statistics, states=states, count=count, total=merge.total
             )
         elif upstream:
             return None
@@ -178,7 +178,7 @@ def with_companions(form: Form) -> Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LaterPass:
     """Why a fold runs after `others` that it reads; folds by the places of their ops in the kernel."""
 
     fold: int
@@ -186,9 +186,9 @@ class Late:
     why: str
 
 
-def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
+def refusals(form: Form, schedule: Schedule) -> tuple[LaterPass, ...]:
     """Why folds along streamed classes run after the folds that they read."""
-    found: dict[Late, None] = {}
+    found: dict[LaterPass, None] = {}
     for fold in form.folds.values():
         upstream = [
             form.items[d] for d in folds_read(fold.body) if set(form.items[d].reduce) & set(fold.reduce)
@@ -199,7 +199,7 @@ def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
         why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe statistic", law.hazard)
         others = tuple(dict.fromkeys(u.source for u in upstream if u.source >= 0))
         if why[1] and fold.source >= 0:
-            found[Late(fold.source, others, f"no {why[0]}: {why[1]}")] = None
+            found[LaterPass(fold.source, others, f"no {why[0]}: {why[1]}")] = None
     return tuple(found)
 
 

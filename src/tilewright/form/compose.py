@@ -33,7 +33,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.normal.identities import CASTS, SETTLED
+from tilewright.rewrite.normal.identities import CASTS, INDEX_COMPARISONS
 from tilewright.tuning.search_limits import EXPRESSIONS
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
@@ -56,8 +56,8 @@ def compose(
 _ONE_ROUNDING = Rewriter(CASTS)
 """Takes out roundings of what is rounded already, as where one op ends with one and the next begins with it."""
 
-_TOGETHER = Rewriter(CASTS + SETTLED)
-"""And comparisons that only bodies together settle: one op makes places, the next compares them."""
+_TOGETHER = Rewriter(CASTS + INDEX_COMPARISONS)
+"""And comparisons that only bodies together decide: one op makes places, the next compares them."""
 
 
 class _Composer:

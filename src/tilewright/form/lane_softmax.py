@@ -24,7 +24,7 @@ from .classes import split_class
 from .companions import leaf_of
 from .exp2 import quick_power
 
-LARGEST = (2 - 2.0**-23) * 2.0**127
+MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127
 """The largest number of single precision."""
 
 
@@ -36,7 +36,7 @@ def weight(element: Expr, leaf: Expr) -> Expr:
 def merge_exponentials(old: Expr, element: Expr, new: Expr, quick: bool) -> tuple[Expr, Expr]:
     """exp(old - new) and exp(element - new) for a `new` that is the larger one of both, 1 and 0 where both are the
     maximum of nothing; see above. `quick`: the power may be the quick one."""
-    most = LARGEST if new.dtype is f32 else sys.float_info.max
+    most = MAX_FLOAT32 if new.dtype is f32 else sys.float_info.max
     top = call("maximum", new, const(-most, new.dtype))
     apart = call("add", call("sub", old, top), call("sub", element, top))
     power = quick_power(apart) if quick else call("exp", apart)
@@ -80,7 +80,7 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     return _with_accesses(form, schedule, c, count)
 
 
-def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
+def if_divisible(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
     """The same for a streamed class of unknown extent, and the condition under which it consists of whole accesses;
     None where that is no question."""
     c = _streamed(form, schedule, target)

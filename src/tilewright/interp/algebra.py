@@ -86,7 +86,7 @@ class Floats:
         """See `Algebra`."""
         plain = float(value) if dtype.is_float else value
         if not dtype.is_float and dtype.kind is not Kind.BOOL:
-            return _whole(int(value), self.storage(dtype))
+            return _wrapped_integer(int(value), self.storage(dtype))
         return convert(np.asarray(plain), self.storage(dtype))
 
     def apply(self, op: str, args: Sequence[Array], dtype: DType, result: DType) -> Array:
@@ -146,7 +146,7 @@ class Floats:
 
 
 @lru_cache(1 << 10)
-def _whole(value: int, storage: np.dtype[np.generic]) -> Array:
+def _wrapped_integer(value: int, storage: np.dtype[np.generic]) -> Array:
     """A whole number, wrapped to its type, which nobody may change: places are made of few numbers."""
     made = np.asarray(np.asarray(value & ((1 << 64) - 1), np.uint64).astype(np.int64).astype(storage))
     made.flags.writeable = False

@@ -383,18 +383,18 @@ def _below(e: Expr) -> tuple[Expr, ...]:
     return e.below_memo or ()
 
 
-def unsettled(e: Expr, settled: Callable[[Expr], bool]) -> Iterator[Expr]:
-    """Nodes below and including `e` that are not `settled`, arguments first; settled ones are not entered. The caller
-    settles each before it asks for the next: what is remembered node by node costs each node once, at any depth."""
+def uncomputed(e: Expr, computed: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """Nodes below and including `e` that are not `computed`, arguments first; computed ones are not entered. The caller
+    computes each before it asks for the next: what is remembered node by node costs each node once, at any depth."""
     todo = [e]
     while todo:
         x = todo[-1]
-        missing = [] if settled(x) else [a for a in x.args if not settled(a)]
+        missing = [] if computed(x) else [a for a in x.args if not computed(a)]
         if missing:
             todo += missing
             continue
         todo.pop()
-        if not settled(x):
+        if not computed(x):
             yield x
 
 
@@ -417,7 +417,7 @@ def cost(e: Expr) -> int:
 
 def written(e: Expr) -> int:
     """Nodes of `e` written out, where a shared node stands as often as it is used."""
-    for x in unsettled(e, lambda x: x.written_memo > 0):
+    for x in uncomputed(e, lambda x: x.written_memo > 0):
         x.written_memo = 1 + sum(a.written_memo for a in x.args)
     return e.written_memo
 

@@ -29,7 +29,7 @@ from torch._ops import OpOverload
 
 from tilewright.tuning.search_limits import EXPRESSIONS
 
-from .expr import Expr, unsettled
+from .expr import Expr, uncomputed
 
 VERSION = "identity 1"
 """Part of every identity. Raised when what is written down here changes its meaning."""
@@ -178,7 +178,7 @@ def _parts_of(x: object) -> _Parts:
 
 def expr_identity(e: Expr) -> bytes:
     """The identity of one expression, which remembers it."""
-    for x in unsettled(e, lambda x: x.identity_memo is not None):
+    for x in uncomputed(e, lambda x: x.identity_memo is not None):
         own = _Collected()
         own.add((x.op, x.dtype, x.value))
         (data,) = own.finished()

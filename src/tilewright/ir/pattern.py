@@ -147,13 +147,13 @@ class Rewriter:
 
     def _finished(self, e: Expr) -> Expr:
         """`e`, of which all that is inside is done."""
-        found = self._settle(e)
+        found = self._to_fixpoint(e)
         if len(self._done) > EXPRESSIONS.memo_rewrites:
             self._done.clear()
         self._done[e] = self._done[found] = found
         return found
 
-    def _settle(self, e: Expr) -> Expr:
+    def _to_fixpoint(self, e: Expr) -> Expr:
         for _ in range(EXPRESSIONS.max_rewrites_of_a_node):
             if e.args:
                 e = rebuild(e, tuple(self(a) for a in e.args))

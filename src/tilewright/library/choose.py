@@ -50,7 +50,7 @@ class OfferTimer(Protocol):
         """The value of a size, typical ones for its symbols."""
         ...
 
-    def recall(self, task: str) -> str | None:
+    def known_choice(self, task: str) -> str | None:
         """The name of the candidate that has won this task before, if one has."""
         ...
 
@@ -79,7 +79,7 @@ def choose(graph: Graph, offers: Offers, timer: OfferTimer | None, *, exact: boo
     choices: dict[str, str] = {}
     for op in waiting:
         task = _task(op, finder, timer, looped)
-        name = choices.get(task) or timer.recall(task)
+        name = choices.get(task) or timer.known_choice(task)
         ways = _ways(op, offers, name)
         if len(ways) > 1:
             present = _with(graph, chosen)

@@ -23,15 +23,15 @@ class FusedForm:
     result: Value
 
 
-class Judge(Protocol):
-    """Measures forms."""
+class IsFaster(Protocol):
+    """Measures the two forms, on the machine."""
 
     def __call__(self, form: FusedForm) -> bool:
         """Whether the fused form gives what the two others give, and is faster."""
         ...
 
 
-def fuse_convolutions(graph: Graph, is_faster: Judge) -> Graph:
+def fuse_convolutions(graph: Graph, is_faster: IsFaster) -> Graph:
     """The graph with convolutions that add and rectify while they write, where `is_faster` says so and somebody needs
     the result in memory."""
     wrapped = graph.with_ops([_wrapped(op) for op in graph.ops])

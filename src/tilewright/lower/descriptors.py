@@ -18,16 +18,16 @@ from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, s
 from tilewright.ir.program import Descriptor, Load, Place, Stmt, TileProgram, rewrite_body
 from tilewright.ir.sizes import dims
 
-DIMS = 5
+MAX_RANK = 5
 """What a descriptor may have."""
 
-GRANULE = 16
+ALIGNMENT_BYTES = 16
 """Bytes of which strides, the start and the contiguous side of a box are multiples."""
 
-LONGEST = 256
+MAX_BOX_EXTENT = 256
 """Elements of the longest side of a box."""
 
-WIDEST = 4
+MAX_ELEMENT_BYTES = 4
 """Bytes of the largest element."""
 
 DATA = frozenset({"var", "value", "read", "slot"})
@@ -49,14 +49,14 @@ def described(s: Load, tiles: Mapping[Axis, int]) -> Load | None:
     axes, in the order in which they are bound."""
     dtype = s.buffer.dtype
     own = [a for a in tiles if a in s.var.axes]
-    if s.buffer.place is not Place.PARAMETER or not dtype.is_float or dtype.bytes > WIDEST:
+    if s.buffer.place is not Place.PARAMETER or not dtype.is_float or dtype.bytes > MAX_ELEMENT_BYTES:
         return None
-    if not own or max(tiles[a] for a in own) > LONGEST or any(x.op in DATA for x in walk(s.offset)):
+    if not own or max(tiles[a] for a in own) > MAX_BOX_EXTENT or any(x.op in DATA for x in walk(s.offset)):
         return None
     steps = {a: dims.coefficient(s.offset, axis(a)) for a in own}
     ends = _ends(s, own)
     near = [a for a, step in steps.items() if step is dims.ONE]
-    if ends is None or len(near) != 1 or tiles[near[0]] * dtype.bytes < GRANULE:
+    if ends is None or len(near) != 1 or tiles[near[0]] * dtype.bytes < ALIGNMENT_BYTES:
         return None
     own = [*(a for a in own if a not in near), *near]
     strides = [step for a in own if (step := steps[a]) is not None]
@@ -68,7 +68,7 @@ def described(s: Load, tiles: Mapping[Axis, int]) -> Load | None:
     places = [*beside, *map(axis, own)]
     strides = [*beside.values(), *strides]
     most = [*map(_bound, beside), *(ends[a] for a in own)]
-    if len(places) > DIMS or not all(_steps_well(x, dtype.bytes) for x in strides[:-1]):
+    if len(places) > MAX_RANK or not all(_steps_well(x, dtype.bytes) for x in strides[:-1]):
         return None
     whole = tuple(b for b in most if b is not None and not axes_of(b))
     if len(whole) < len(places) or axes_of(start) or not _multiple(start, dtype.bytes):
@@ -117,5 +117,5 @@ def _steps_well(stride: Expr, size: int) -> bool:
 
 def _multiple(e: Expr, size: int) -> bool:
     """Whether elements of `size` bytes behind `e` others lie on a granule if all symbols are multiples of one."""
-    rounded = {s: dims.mul(s, dims.integer(GRANULE)) for s in dims.symbols_of(e)}
-    return dims.divisible(substitute(e, rounded), max(1, GRANULE // size))
+    rounded = {s: dims.mul(s, dims.integer(ALIGNMENT_BYTES)) for s in dims.symbols_of(e)}
+    return dims.divisible(substitute(e, rounded), max(1, ALIGNMENT_BYTES // size))

@@ -42,7 +42,7 @@ from tilewright.tuning.thresholds import LOWERING
 
 from .plan import Known
 
-TINIEST = 2.0**-120
+MIN_FACTOR = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
 
 
@@ -377,7 +377,7 @@ def _inverse(c: Expr) -> Fraction | None:
     """The inverse of a constant, if both are numbers that fp32 has at full precision."""
     value = constant_value(c)
     found = None if value is None else 1 / value
-    return found if found is not None and TINIEST <= abs(found) <= 1 / TINIEST else None
+    return found if found is not None and MIN_FACTOR <= abs(found) <= 1 / MIN_FACTOR else None
 
 
 def _is_index(x: Expr) -> bool:

@@ -74,7 +74,7 @@ class Lowering:
         self.at: LoopPlan | None = None
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
-        self.whole: list[tuple[Axis, int, Expr]] = []
+        self.blocks: list[tuple[Axis, int, Expr]] = []
         """Classes that are one block of the grid point: tile and first value."""
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
 
@@ -93,7 +93,7 @@ class Lowering:
             start = dims.mul(place, dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
             if c.axis in self.start.bound:
-                self.whole.append((c.axis, c.tile, start))
+                self.blocks.append((c.axis, c.tile, start))
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
                 self.ranges[c.axis] = (start, stop)
@@ -101,17 +101,17 @@ class Lowering:
 
     def run(self) -> None:
         classes = self.schedule.tiling.classes
-        self.whole += [(c.axis, c.tile, dims.ZERO) for c in classes if c.role is Role.RESIDENT]
-        ends = [(tile, a.extent, start) for a, tile, start in self.whole]
+        self.blocks += [(c.axis, c.tile, dims.ZERO) for c in classes if c.role is Role.RESIDENT]
+        ends = [(tile, a.extent, start) for a, tile, start in self.blocks]
         uneven = [(tile, n, start) for tile, n, start in ends if not dims.divisible(n, tile)]
         inner = partial(self.write, self.plans)
         never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
         if not self.schedule.tiling.tail_block or not uneven or never:
-            self.ev.out += self.nest(self.whole, inner)
+            self.ev.out += self.nest(self.blocks, inner)
             return
         inside = [call("le", dims.add(start, dims.integer(tile)), n) for tile, n, start in uneven]
         whole = functools.reduce(lambda p, q: call("and", p, q), inside)
-        self.ev.out.append(Branch(whole, self.nest(self.whole, inner, False), self.nest(self.whole, inner)))
+        self.ev.out.append(Branch(whole, self.nest(self.blocks, inner, False), self.nest(self.blocks, inner)))
 
     def nest(
         self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None], masked: bool = True
@@ -147,13 +147,13 @@ class Lowering:
         """Write what is planned."""
         around = self.ev.fetching
         for plan in plans:
-            for x in plan.keep:
-                self.keep(x)
+            for x in plan.scratch:
+                self.place_in_scratch(x)
             self.ev.fetching = plan.fetching
             if plan.axis is not None:
                 self.loop(plan, plan.axis)
                 continue
-            for r in plan.early:
+            for r in plan.hoisted:
                 self.ev.eval(r)
             for f in plan.folds:
                 compute_in_tile(self.ev, f)
@@ -301,7 +301,7 @@ class Lowering:
         self.write(loop.inside)
         self.at = around
 
-    def keep(self, x: Expr) -> None:
+    def place_in_scratch(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
         classes = [p.axis for p in self.schedule.tiling.classes]
         axes = [a for a in classes if a in free and self.ev.scope.bound.get(a, 2) > 1]

@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 
 from .legality import block_lengths
 from .passes import Merges, Numbers, moving_folds, pass_numbers
-from .scratch import params_by_pass, worth_keeping
+from .scratch import choose_scratch, params_by_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class LoopPlan:
     folds: tuple[Item, ...] = ()
     outputs: tuple[Item, ...] = ()
     tile: int = 1
-    keep: tuple[Expr, ...] = ()
+    scratch: tuple[Expr, ...] = ()
     """Expressions that get a place in scratch in front of it."""
-    early: tuple[Expr, ...] = ()
+    hoisted: tuple[Expr, ...] = ()
     """Reads that are loaded first, so that memory is waited for once."""
     fetching: frozenset[int] = frozenset()
     """The parameters whose loads fetch what the next grid point reads: no later pass reads them."""
@@ -121,11 +121,11 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
     cone = needed_folds(known, [*wanted, *(f for o in outputs for f in folds_read(o.roots))])
     c = _first_open(known, [*cone, *outputs])
     if c is None:
-        early = early_loads(known, cone, outputs) if cone else ()
-        done = LoopPlan(None, tuple(cone), tuple(outputs), early=early, fetching=known.fetching)
+        hoisted = hoisted_loads(known, cone, outputs) if cone else ()
+        done = LoopPlan(None, tuple(cone), tuple(outputs), hoisted=hoisted, fetching=known.fetching)
         return (done,) if cone or outputs else ()
     cone, passes, merges = _passes(known, cone, outputs, c)
-    kept = [x for x in worth_keeping(cone, outputs, c, passes, known.schedule) if x not in known.kept]
+    kept = [x for x in choose_scratch(cone, outputs, c, passes, known.schedule) if x not in known.kept]
     known, around = replace(known, kept=known.kept.union(kept)), known.fetching
     over = [i for i in cone if c in i.reduce or i.scan == c]
     here = [o for o in outputs if c in o.axes]
@@ -143,7 +143,7 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
     rest = [f.id for f in cone if c not in f.axes and f.id in wanted]
     known = replace(known, fetching=around)
     plans += plan_scope(known, rest, [o for o in outputs if c not in o.axes])
-    return (replace(plans[0], keep=(*kept, *plans[0].keep)), *plans[1:]) if plans else ()
+    return (replace(plans[0], scratch=(*kept, *plans[0].scratch)), *plans[1:]) if plans else ()
 
 
 def plan_loop(
@@ -195,7 +195,7 @@ def _plan_inside(
         groups.setdefault(c, []).append(t)
     plans: list[LoopPlan] = []
     for c, group in groups.items():
-        before = plan_scope(known, _whole_before(known, c, group), ())
+        before = plan_scope(known, _complete_before(known, c, group), ())
         known = _behind(known, before)
         plans += [*before, plan_loop(known, c, group, (), merges, True)]
     return (*plans, *plan_scope(known, (), outputs))
@@ -259,7 +259,7 @@ def needed_folds(known: Known, roots: Iterable[int]) -> list[Item]:
     return order
 
 
-def early_loads(known: Known, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
+def hoisted_loads(known: Known, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
     """What `folds` and outputs read, if what only outputs read is no more than what the folds do: memory is waited for
     once, not again behind them."""
     first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
@@ -325,7 +325,7 @@ def _behind(known: Known, plans: Sequence[LoopPlan]) -> Known:
     """What is known where all of `plans` has been written."""
     for p in plans:
         whole = {f.id for f in p.folds if not p.continues and (p.axis is None or f.scan is None)}
-        kept = known.kept.union(p.keep)
+        kept = known.kept.union(p.scratch)
         left = kept.intersection(x for i in p.reached for r in i.roots for x in walk(r)) if kept else ()
         ready = known.ready if p.continues else known.ready.union(left)
         known = replace(known, folds=known.folds | whole, kept=kept, ready=ready)
@@ -343,7 +343,7 @@ def _levels(
     return tuple(block_lengths(c, folds, known.schedule, nested=plain))
 
 
-def _whole_before(known: Known, c: Axis, folds: Iterable[Item]) -> list[int]:
+def _complete_before(known: Known, c: Axis, folds: Iterable[Item]) -> list[int]:
     """The folds that `folds` read in a loop over `c`, but that need all of `c` themselves, or what they are made of
     does: a step of that loop has a part of it only."""
     found: dict[int, None] = {}
@@ -365,9 +365,9 @@ def takes_one_each(schedule: Schedule, t: Item) -> bool:
 
 def _lines(plan: LoopPlan) -> Iterator[str]:
     """A plan as text, a step a line."""
-    yield from (f"keep {x}" for x in plan.keep)
+    yield from (f"keep {x}" for x in plan.scratch)
     if plan.axis is None:
-        yield from (f"load {x}" for x in plan.early)
+        yield from (f"load {x}" for x in plan.hoisted)
         yield from (f"fold {_fold_text(f)}" for f in plan.folds)
         yield from (f"store p{o.param}" for o in plan.outputs)
         return

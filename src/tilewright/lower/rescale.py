@@ -103,7 +103,7 @@ def show_statistic(
     """What readers see of a statistic whose state is `state`."""
     if merge.count is None:
         return shown(statistic, state, None, None)
-    return shown(statistic, state, values[merge.count][0], merge.whole)
+    return shown(statistic, state, values[merge.count][0], merge.total)
 
 
 def rescale_state(ev: Evaluator, merge: Merge, old: Values, gaps: Gaps) -> Expr:

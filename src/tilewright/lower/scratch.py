@@ -9,7 +9,7 @@ from tilewright.ir.form import Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 
 
-def worth_keeping(
+def choose_scratch(
     cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule
 ) -> list[Expr]:
     """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least

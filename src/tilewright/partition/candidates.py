@@ -1,4 +1,4 @@
-"""Kernels of a region, not necessarily convex, and the cheapest set of them that makes what the region owes.
+"""Kernels of a region, not necessarily convex, and the cheapest set of them that makes the results of the region.
 
 A kernel is given by the values it stores and the ones it reads although the region makes them (its *cuts*): its ops are
 all that lies between, computed again where another kernel computes them too. Only small values are stored or cut. As in
@@ -60,7 +60,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Kernels that together make what a region owes, in an order in which they may run; modelled seconds."""
+    """Kernels that together make the results of a region, in an order in which they may run; modelled seconds."""
 
     kernels: tuple[Candidate, ...]
     seconds: float
@@ -135,8 +135,8 @@ def _pairs(units: Sequence[frozenset[Value]], cuts: Sequence[Value]) -> int:
 def _units(region: Graph, cuts: Sequence[Value]) -> list[frozenset[Value]]:
     """What is stored together or not at all: each cut and each result, but of many results those along the same dims,
     which the same loops make."""
-    owed = _owed(region)
-    ends = [v for op in region.ops for v in op.outputs if v in owed and v not in cuts]
+    required = _required_results(region)
+    ends = [v for op in region.ops for v in op.outputs if v in required and v not in cuts]
     classes = classes_of(region.ops).classes if len(ends) > CANDIDATES.max_separate_results else {}
     groups: dict[object, list[Value]] = {}
     for v in ends:
@@ -217,13 +217,13 @@ class _Rounds:
         room = CANDIDATES.max_priced_kernels - (len(self.kernels) - len(self.left))
         priced = [Candidate(*self.kernels[k], seconds) for k, seconds in self.seconds.items()]
         if math.isinf(min(_least(self.region, priced), default=math.inf)):
-            room = CANDIDATES.priced_per_round  # what was priced so far makes not all that is owed
+            room = CANDIDATES.priced_per_round  # what was priced so far makes not all that is required
         return [k for _, k in sorted(promising)[: min(CANDIDATES.priced_per_round, room)]]
 
 
 def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
-    """The `most` cheapest sets of kernels that make what a region owes, cheapest first; none if there is none."""
-    left = _Left(kernels, _owed(region))
+    """The `most` cheapest sets of kernels that make the results of a region, cheapest first; none if there is none."""
+    left = _Left(kernels, _required_results(region))
     if math.isinf(left(frozenset())):
         return []
     found: list[Choice] = []
@@ -234,7 +234,7 @@ def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[
     count = 0
     while queue and len(found) < most:
         _, _, seconds, used, made = heapq.heappop(queue)
-        if left.owed <= made:
+        if left.required <= made:
             found.append(Choice(tuple(kernels[k] for k in used), seconds))
             continue
         for k, c in left.next(made):
@@ -249,19 +249,19 @@ def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[
 
 
 def cut_at(region: Graph, cuts: frozenset[Value], price: Price) -> Choice | None:
-    """A kernel that makes the values `cuts`, and those that make of them what the region owes: one, or one for each
-    shape, which is cheaper; None if a kernel has no legal form, or something owed would begin elsewhere too. What is
+    """A kernel that makes the values `cuts`, and those that make of them the results of the region: one, or one for
+    each shape, which is cheaper; None if a kernel has no legal form, or a result would begin elsewhere too. What is
     made of nothing is made where it is needed."""
     producer = region.producer()
-    owed = _owed(region)
+    required = _required_results(region)
     first, _ = _between(cuts, frozenset(), producer)
-    second, used = _between(owed, cuts, producer)
+    second, used = _between(required, cuts, producer)
     if used != cuts or any(op.inputs for op in first & second):
         return None
     shapes: dict[tuple[Expr, ...], set[Value]] = {}
-    for v in owed:
+    for v in required:
         shapes.setdefault(v.shape, set()).add(v)
-    ends = [[owed], [frozenset(vs) for vs in shapes.values()]]
+    ends = [[required], [frozenset(vs) for vs in shapes.values()]]
     made: list[list[Candidate]] = []
     try:
         begin = _kernel(region, cuts, frozenset(), price)
@@ -285,12 +285,12 @@ def _kernel(region: Graph, stores: frozenset[Value], cuts: frozenset[Value], pri
 class _Left:
     """The least seconds in which the rest is made, by what is made already."""
 
-    def __init__(self, kernels: Sequence[Candidate], owed: frozenset[Value]) -> None:
-        self.kernels, self.owed = kernels, owed
+    def __init__(self, kernels: Sequence[Candidate], required: frozenset[Value]) -> None:
+        self.kernels, self.required = kernels, required
         self.known: dict[frozenset[Value], float] = {}
 
     def __call__(self, made: frozenset[Value]) -> float:
-        if self.owed <= made:
+        if self.required <= made:
             return 0.0
         if made not in self.known:
             rest = (c.seconds + self(made | c.stores) for _, c in self.next(made))
@@ -303,7 +303,7 @@ class _Left:
 
 
 def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
-    """The kernels that stand in some set which makes what is owed in little more than the least time."""
+    """The kernels that stand in some set which makes what is required in little more than the least time."""
     least = _least(region, found)
     best = min(least, default=math.inf)
     return [
@@ -314,8 +314,8 @@ def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _least(region: Graph, found: Sequence[Candidate]) -> list[float]:
-    """For each kernel the least seconds of a set that it stands in and that makes what is owed."""
-    left = _Left(found, _owed(region))
+    """For each kernel the least seconds of a set that it stands in and that makes what is required."""
+    left = _Left(found, _required_results(region))
     soonest: dict[frozenset[Value], float] = {frozenset(): 0.0}
     todo: list[tuple[int, frozenset[Value]]] = [(0, frozenset())]
     count = 0
@@ -333,7 +333,7 @@ def _least(region: Graph, found: Sequence[Candidate]) -> list[float]:
     return least
 
 
-def _owed(region: Graph) -> frozenset[Value]:
+def _required_results(region: Graph) -> frozenset[Value]:
     return frozenset(v for v in region.outputs if isinstance(v, Value))
 
 
@@ -398,7 +398,7 @@ class _Paths:
         self.region = region
         self.place = {v: n for n, op in enumerate(region.ops) for v in op.outputs}
         self.before: dict[frozenset[Value], list[tuple[int, frozenset[Value]]]] = {}
-        self.whole: dict[int, bool] = {}
+        self.known_connected: dict[int, bool] = {}
         touching: dict[Value, int] = {}
         for n, op in enumerate(region.ops):
             for v in (*op.inputs, *op.outputs):
@@ -432,15 +432,15 @@ class _Paths:
 
     def connected(self, ops: int) -> bool:
         """Whether each op of a set shares values with others of it, and through these with all."""
-        if ops not in self.whole:
+        if ops not in self.known_connected:
             seen = todo = ops & -ops
             while todo:
                 first = todo & -todo
                 fresh = self.beside[first.bit_length() - 1] & ops & ~seen
                 seen |= fresh
                 todo = (todo ^ first) | fresh
-            self.whole[ops] = seen == ops
-        return self.whole[ops]
+            self.known_connected[ops] = seen == ops
+        return self.known_connected[ops]
 
 
 def _undominated(found: Sequence[Candidate]) -> list[Candidate]:
@@ -459,7 +459,7 @@ def _trimmed(region: Graph, kept: Sequence[Candidate], found: Sequence[Candidate
     named = {(c.stores, c.cuts): c for c in found}
     now = list(kept)
     while True:
-        wanted = _owed(region).union(*(c.cuts for c in now))
+        wanted = _required_results(region).union(*(c.cuts for c in now))
         fewer = {(c.stores & wanted, c.cuts): c for c in now if c.stores & wanted}
         new = [named.get(key, c) for key, c in fewer.items()]
         if len(new) == len(now) and all(a is b for a, b in zip(new, now, strict=True)):

@@ -20,8 +20,8 @@ from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
 from tilewright.tuning.thresholds import PARTITION
 
 from .candidates import Candidates, Choice, candidates, choices, cut_at
-from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
-from .provenance import fill_sites, marks
+from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of
+from .provenance import fill_sites, references
 from .regions import Region, find_regions
 
 
@@ -103,12 +103,12 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class RegionPolicy:
-    """Which kernels of regions are considered: as the option says (`mode`), for so many `cores`. `short` is as in
+    """Which kernels of regions are considered: as the option says (`mode`), for so many `cores`. `skinny` is as in
     `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
 
     mode: Contractions
     cores: int
-    short: bool = False
+    skinny: bool = False
     apart: bool = False
 
     @property
@@ -118,26 +118,30 @@ class RegionPolicy:
 
 
 def choose_kernels(
-    graph: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy, memory: Memory | None = None
+    graph: Graph,
+    prices: Prices,
+    rearrange: Rearrange,
+    policy: RegionPolicy,
+    cache: DecisionCache | None = None,
 ) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `memory` knows."""
+    `cache` knows."""
     if policy.mode == "library":
         return ChosenRegions(graph)
     known: dict[str, ChosenRegion] = {}
     chosen: list[ChosenRegion] = []
     splicer = _Splicer(graph)
-    for region in find_regions(graph, prices.hints, anywhere=policy.always, short=policy.short):
+    for region in find_regions(graph, prices.hints, anywhere=policy.always, skinny=policy.skinny):
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:
             whole = None if policy.always else prices.routine(alone)
-            found = None if whole else _recalled(alone, key, rearrange, memory, prices.hints)
+            found = None if whole else _cached_choice(alone, key, rearrange, cache, prices.hints)
             captured = region.as_captured(graph)
             choose = _each_apart if policy.apart and whole is None else partial(_choose, whole=whole)
             known[key] = found or choose(alone, captured, prices, rearrange, policy)
-            if memory is not None and found is None and whole is None:
-                memory.keep(key, _plain(known[key]))
+            if cache is not None and found is None and whole is None:
+                cache.put(key, _plain(known[key]))
         decided = known[key]
         chosen.append(decided)
         if decided.routine is not None:
@@ -166,8 +170,10 @@ def _choose(
     if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not policy.always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, policy.cores, prices.hints, marks(region), prices.guess)
-    notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
+    considered = candidates(
+        better, prices.kernel, policy.cores, prices.hints, references(region), prices.guess
+    )
+    notes = (*_notes(considered, rules), *_in_one(better, prices, references(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
@@ -252,8 +258,8 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
 
 def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterator[str]:
     """What could not be had if all of the region were one kernel: passes that do not merge."""
-    owed = {v for v in region.outputs if isinstance(v, Value)}
-    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in owed))
+    required = {v for v in region.outputs if isinstance(v, Value)}
+    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in required))
     for note in prices.refused(whole, region.layouts):
         yield f"in one kernel {note.shown(name)}"
 
@@ -319,11 +325,11 @@ def _plain(chosen: ChosenRegion) -> list[object]:
     return [chosen.seconds, chosen.library, chosen.parts, plain(kernels), list(chosen.notes)]
 
 
-def _recalled(
-    region: Graph, task: str, rearrange: Rearrange, memory: Memory | None, hints: SizeHints
+def _cached_choice(
+    region: Graph, task: str, rearrange: Rearrange, cache: DecisionCache | None, hints: SizeHints
 ) -> ChosenRegion | None:
     """What was decided about a region before; None if nothing was that fits it."""
-    match memory.recall(task) if memory is not None else None:
+    match cache.get(task) if cache is not None else None:
         case [float(seconds), float(library), int(parts), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:
@@ -347,7 +353,7 @@ class _Splicer:
     """Puts the kernels of regions in place of their ops."""
 
     def __init__(self, graph: Graph) -> None:
-        self.whole = graph
+        self.original = graph
         self.gone: set[Op] = set()
         self.made: list[Op] = []
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
@@ -394,8 +400,8 @@ class _Splicer:
 
     def graph(self) -> Graph:
         """The whole graph with the kernels in place."""
-        kept = [op for op in self.whole.ops if op not in self.gone]
-        return self.whole.with_ops(_in_order([*kept, *self.made], self.whole))
+        kept = [op for op in self.original.ops if op not in self.gone]
+        return self.original.with_ops(_in_order([*kept, *self.made], self.original))
 
 
 def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:

@@ -13,7 +13,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewSt
 
 from .greedy import Afar, Group, Merging
 from .kernel_ops import Parts
-from .memo import Grouping, Memory, groupings_of, plain, task_of
+from .memo import DecisionCache, Grouping, groupings_of, plain, task_of
 from .provenance import filler
 from .recompute import is_cheap
 from .unstored_results import without_recomputed
@@ -39,20 +39,20 @@ def cover_unfused(graph: Graph, hints: SizeHints, outputs: OutputMemory = ANY_ME
 
 
 def partition(
-    graph: Graph, price: Price, hints: SizeHints, memory: Memory | None = None, *,
+    graph: Graph, price: Price, hints: SizeHints, cache: DecisionCache | None = None, *,
     outputs: OutputMemory = ANY_MEMORY, afar: Afar | None = None,
 ) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule; it is not asked about a graph that `memory` knows. `afar` says what kernels cost that find nothing
+    IllegalSchedule; it is not asked about a graph that `cache` knows. `afar` says what kernels cost that find nothing
     in a cache."""
     parts = Parts(graph, hints, outputs.shown, outputs.storages, fuse=True)
-    if memory is None:
+    if cache is None:
         return _cover(parts, without_recomputed(parts, Merging(parts, price, afar).groups(), price))
     task = task_of(graph, _shows(parts))
-    groups = _recalled(parts, groupings_of(memory.recall(task)))
+    groups = _cached_groups(parts, groupings_of(cache.get(task)))
     if groups is None:
         groups = without_recomputed(parts, Merging(parts, price, afar).groups(), price)
-        memory.keep(task, plain([Grouping(g.places, why=g.why) for g in groups]))
+        cache.put(task, plain([Grouping(g.places, why=g.why) for g in groups]))
     return _cover(parts, groups)
 
 
@@ -62,7 +62,7 @@ def _shows(parts: Parts) -> tuple[int, ...]:
     return tuple(k for k, op in ops if parts.kept_values.intersection(op.outputs) & parts.views.keys())
 
 
-def _recalled(parts: Parts, known: Sequence[Grouping] | None) -> list[Group] | None:
+def _cached_groups(parts: Parts, known: Sequence[Grouping] | None) -> list[Group] | None:
     """Groups that were found before; None if they are not those of this graph. Ops that are in none are inlined."""
     places = [n for g in known or () for n in g.ops]
     wanted = {parts.position[op] for op in parts.generated()}

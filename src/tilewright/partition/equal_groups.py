@@ -13,7 +13,7 @@ from tilewright.tuning.search_limits import GROUPS
 
 
 class Likeness:
-    """Groups of a graph's ops by what a price sees of the kernels that they make. `layouts` are settled, and which ops
+    """Groups of a graph's ops by what a price sees of the kernels that they make. `layouts` are fixed, and which ops
     are `inlined`: each kernel that reads them computes them for itself."""
 
     def __init__(

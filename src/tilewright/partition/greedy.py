@@ -57,7 +57,7 @@ class _Refusal:
     named: int | None
 
     def about(self, first: int) -> str:
-        """The reason for the group whose first op has this place, with a mark for the op."""
+        """The reason for the group whose first op has this place, with a reference to the op."""
         return str(self.error) if self.named is None else self.error.about(f"@{first + self.named}")
 
 

@@ -23,7 +23,7 @@ def choose_layouts(graph: Graph) -> dict[Value, Layout]:
 
 
 def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, Layout]:
-    """Layouts of kernel results that are not to be dense. `known` are those that are settled already (graph inputs and
+    """Layouts of kernel results that are not to be dense. `known` are those that are fixed already (graph inputs and
     outputs, results of library calls).
 
     A result that a library call reads lies as that call relies on. What such a call sees of other memory, where
@@ -35,13 +35,13 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     found: dict[Value, Layout] = {}
     free: set[Value] = set()
     shows: set[Value] = set()  # views lie as their sources do, whoever reads them
-    settled = ChainMap(found, dict(known))
+    fixed = ChainMap(found, dict(known))
     for op in graph.ops:
         if op.expr is None:
             continue
         if op.expr.is_view():
             strides = wanted.get(op.output) or seen.get(op.output)
-            if strides is not None and op.output not in known and view_layout(op, settled) is None:
+            if strides is not None and op.output not in known and view_layout(op, fixed) is None:
                 found[op.output] = Layout(strides)
             elif op.output not in known and len(op.output.shape) in (4, 5):
                 free |= {op.output} if not any(_votes(op, op.output, known, found, free)) else set()

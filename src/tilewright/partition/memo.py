@@ -15,16 +15,16 @@ from tilewright.ir.graph import Graph, LibraryCall
 from tilewright.ir.identity import identity
 
 
-class Memory(Protocol):
-    """Keeps decisions, as plain data, by the text of what was decided about; it knows what else they depend on
+class DecisionCache(Protocol):
+    """Decisions, as plain data, by the text of what was decided about; it knows what else they depend on
     (machine, options, code)."""
 
-    def recall(self, task: str) -> object | None:
+    def get(self, task: str) -> object | None:
         """What was decided about this text before, if something was."""
         ...
 
-    def keep(self, task: str, decision: object) -> None:
-        """Remember a decision: numbers, texts and lists of such."""
+    def put(self, task: str, decision: object) -> None:
+        """Store a decision: numbers, texts and lists of such."""
         ...
 
 

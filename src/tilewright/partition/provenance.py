@@ -2,7 +2,7 @@
 lines.
 
 What is remembered about a region holds for every equal one, whose nodes have other names: so remembered texts hold
-*marks*, the places of ops in the region, and names are filled in when somebody reads them.
+*references*, the places of ops in the region, and names are filled in when somebody reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from tilewright.ir.graph import Graph, Op, Origin
 
-_MARK = re.compile(r"@(\d+)")
+_REFERENCE = re.compile(r"@(\d+)")
 
 
 def site(op: Op, origins: Sequence[Origin], alone: bool = False) -> str:
@@ -30,7 +30,7 @@ def site(op: Op, origins: Sequence[Origin], alone: bool = False) -> str:
     return f"{node}{place}" if alone else f"{op.name} of {node}{place}"
 
 
-def marks(region: Graph) -> Callable[[Op], str]:
+def references(region: Graph) -> Callable[[Op], str]:
     """What stands for an op in remembered texts: its place in the region, or that of an op from which it stems."""
     exact = {op: k for k, op in enumerate(region.ops)}
     alike: dict[tuple[int, str], int] = {}
@@ -38,13 +38,13 @@ def marks(region: Graph) -> Callable[[Op], str]:
         for key in ((op.origin, op.name), (op.origin, "")):
             alike.setdefault(key, k)
 
-    def mark(op: Op) -> str:
+    def reference(op: Op) -> str:
         if op.origin < 0 and op not in exact:
             return op.name
         place = exact.get(op, alike.get((op.origin, op.name), alike.get((op.origin, ""))))
         return op.name if place is None else f"@{place}"
 
-    return mark
+    return reference
 
 
 def fill_sites(text: str, region: Graph) -> str:
@@ -62,4 +62,4 @@ def filler(region: Graph) -> Callable[[str], str]:
         op = region.ops[int(found[1])]
         return site(op, region.origins, shared[op.origin] == 1)
 
-    return lambda text: _MARK.sub(name, text)
+    return lambda text: _REFERENCE.sub(name, text)

@@ -36,11 +36,11 @@ class Region:
 
 
 def find_regions(
-    graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False
+    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False
 ) -> list[Region]:
-    """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
-    too, `short` those of few rows and a long operand."""
-    finder = _Finder(graph, anywhere, short, hints)
+    """The regions of a graph whose views are composed, disjoint but for recomputed ops. `anywhere` takes small products
+    too, `skinny` those of few rows and a long operand."""
+    finder = _Finder(graph, anywhere, skinny, hints)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -52,15 +52,15 @@ def find_regions(
     return found
 
 
-def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False) -> bool:
+def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False) -> bool:
     """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere, short, hints)
+    finder = _Finder(graph, anywhere, skinny, hints)
     return any(map(finder.expands, graph.ops))
 
 
 class _Finder:
-    def __init__(self, graph: Graph, anywhere: bool, short: bool, hints: SizeHints) -> None:
-        self.graph, self.anywhere, self.short, self.hints = graph, anywhere, short, hints
+    def __init__(self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints) -> None:
+        self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
@@ -78,30 +78,31 @@ class _Finder:
         larger = max(_numel(v, self.hints) for v in op.inputs)
         return (
             self.anywhere
-            or self.few_rows(op, larger)
+            or self.is_skinny(op, larger)
             or _numel(op.output, self.hints) >= REGIONS.min_growth_ratio * larger
         )
 
-    def few_rows(self, op: Op, larger: int) -> bool:
+    def is_skinny(self, op: Op, larger: int) -> bool:
         """Whether an op multiplies few rows by a long operand, where that is worth a region."""
         assert op.expr is not None
         reduced = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
         return (
-            self.short
-            and larger >= REGIONS.min_few_rows_operand_elements
-            and _numel(op.output, self.hints) * reduced <= REGIONS.max_few_rows * larger
+            self.skinny
+            and larger >= REGIONS.min_skinny_operand_elements
+            and _numel(op.output, self.hints) * reduced <= REGIONS.max_skinny_rows * larger
         )
 
     def grow(self, seed: Op) -> Region | None:
-        """The region of a contraction; None if its product leaves it, if nothing folds it, or if it owes too much."""
+        """The region of a contraction; None if its product leaves it, if nothing folds it, or if it has too many
+        results."""
         least = max(1, _numel(seed.output, self.hints) // REGIONS.max_times_smaller)
         own: set[Op] = {seed}
-        borrowed: set[Op] = set()
+        recomputed: set[Op] = set()
         todo = [seed]
         while todo:
             op = todo.pop()
             for p in (self.producer.get(v) for v in op.inputs):
-                if p is None or p in own or p in borrowed or p.expr is None:
+                if p is None or p in own or p in recomputed or p.expr is None:
                     continue
                 if self.expands(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
@@ -112,9 +113,9 @@ class _Finder:
                     and (_numel(p.output, self.hints) >= least or self.expanding(p))
                     and not self.inside(p, own)
                 ):
-                    borrowed.add(p)
+                    recomputed.add(p)
                     todo.append(p)
-            if op in borrowed or (op is not seed and not makes_as_much(op)):
+            if op in recomputed or (op is not seed and not makes_as_much(op)):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
@@ -122,13 +123,13 @@ class _Finder:
                     return None
                 fresh = [r for r in readers if r not in own]
                 own.update(fresh)
-                borrowed.difference_update(fresh)
+                recomputed.difference_update(fresh)
                 todo += fresh
         if not any(op.expr is not None and op.expr.reduction is not None for op in own - {seed}):
             return None
-        if not self.close(own, borrowed):
+        if not self.close(own, recomputed):
             return None
-        found = self.region(own, borrowed)
+        found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
     def inside(self, op: Op, own: set[Op]) -> bool:
@@ -150,7 +151,7 @@ class _Finder:
                     read += _numel(v, self.hints) * v.dtype.bytes
         return read < _numel(op.output, self.hints) * op.output.dtype.bytes
 
-    def close(self, own: set[Op], borrowed: set[Op]) -> bool:
+    def close(self, own: set[Op], recomputed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
         library call lies on such a path."""
         while True:
@@ -170,10 +171,10 @@ class _Finder:
             if not between and not ends:
                 return True
             own |= between | ends
-            borrowed -= own
+            recomputed -= own
 
-    def region(self, own: set[Op], borrowed: set[Op]) -> Region:
-        inside = own | borrowed
+    def region(self, own: set[Op], recomputed: set[Op]) -> Region:
+        inside = own | recomputed
         outputs = [
             v
             for op in sorted(own, key=self.position.__getitem__)

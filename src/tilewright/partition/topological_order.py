@@ -20,7 +20,7 @@ class Standing(Enum):
     """Why two groups cannot become one."""
 
     BETWEEN = "another kernel or library call stands between"
-    FAR = f"further apart than a search along {GROUPS.max_path_edges} edges tells"
+    TOO_FAR = f"further apart than a search along {GROUPS.max_path_edges} edges tells"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Order:
                     return Clear(low, high, up, frozenset(found))
                 if met:
                     return Standing.BETWEEN
-        return Standing.FAR
+        return Standing.TOO_FAR
 
     def merge(self, clear: Clear) -> None:
         """Make one group of the two that `between` was asked about last."""

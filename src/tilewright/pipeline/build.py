@@ -130,7 +130,7 @@ class Builder:
     run: Run
     backend: Backend
     solver: Solver
-    memory: Decisions
+    decisions: Decisions
     ordinal: int = 0
 
     @property

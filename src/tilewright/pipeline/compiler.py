@@ -265,9 +265,10 @@ def _as_calls(asked: Request, graph: Graph) -> Made:
     run, place = asked.recorder, asked.place
     cover = run("partition", lambda: library_cover(graph))
     check_strict(cover, strict=asked.options.strict)
-    late = NO_HINTS if place.late else None
+    lazy_hints = NO_HINTS if place.lazy_memory else None
     plan = run(
-        "plan", lambda: build_plan(cover, {}, (), asked.shares, late=late).on(place.device, place.host)
+        "plan",
+        lambda: build_plan(cover, {}, (), asked.shares, lazy_hints=lazy_hints).on(place.device, place.host),
     )
     return Made(cover, plan, calls=calls_of(cover, graph.ops, asked.traced.sizes, lambda step, ops: None))
 
@@ -280,7 +281,7 @@ def _compile_body(asked: Request, body: Graph) -> tuple[Made, Executable]:
             asked,
             recorder=Recorder(),
             options=options.replace(measure=False),  # products of ours run without Python between steps
-            place=replace(asked.place, host=(), late=False),
+            place=replace(asked.place, host=(), lazy_memory=False),
             shares=tuple(Share(Shares.NOTHING, k) for k in range(len(body.outputs))),
             trusted=False,
             repeated=True,

@@ -138,7 +138,7 @@ def _fuse_convolutions(state: State) -> State:
     store = Store(default_root(asked.options))
     timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
     # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
-    graph = state.graph if asked.place.late else lay_channels_innermost(state.graph, timer)
+    graph = state.graph if asked.place.lazy_memory else lay_channels_innermost(state.graph, timer)
     # A fused form rounds once.
     return state.with_graph(graph if asked.options.round_intermediates else fuse_convolutions(graph, timer))
 
@@ -150,7 +150,7 @@ def _normalise(state: State) -> State:
 def _specialise(state: State) -> State:
     asked, target = state.request, state.target
     store = Store(default_root(asked.options))
-    own = maker(target, store, asked.options, late=asked.trusted)
+    own = maker(target, store, asked.options, pack_lazily=asked.trusted)
     timer = Timer(target, store, asked.options, asked.traced.sizes) if asked.options.measure else None
     return state.with_graph(normalise(specialise(state.graph, target, own, timer), _evaluator(state)))
 
@@ -205,7 +205,7 @@ def _plan(state: State) -> State:
         names_of(state.graph.symbols()),
         asked.shares,
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
-        late=state.solver.hints if asked.place.late else None,
+        lazy_hints=state.solver.hints if asked.place.lazy_memory else None,
     ).on(asked.place.device, asked.place.host)
     alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
     return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover))

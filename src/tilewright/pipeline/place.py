@@ -24,7 +24,7 @@ class Place:
 
     device: str
     host: tuple[int, ...] = ()
-    late: bool = False
+    lazy_memory: bool = False
     """Whether memory is taken when it is needed: a pass of training on a GPU."""
 
     @property

@@ -17,8 +17,8 @@ from tilewright.library.select import call_contractions, is_contraction
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
-from tilewright.partition.memo import Memory
-from tilewright.partition.provenance import marks
+from tilewright.partition.memo import DecisionCache
+from tilewright.partition.provenance import references
 from tilewright.partition.regions import may_have_regions
 from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 from tilewright.rewrite.algebra.search import Search, rearrange
@@ -35,16 +35,16 @@ from .trial import Trial
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A memory whose decisions hold for one place."""
+    """A cache whose decisions hold for one place."""
 
-    memory: Memory
+    cache: DecisionCache
     place: str
 
-    def recall(self, task: str) -> object | None:
-        return self.memory.recall(f"{task}\n{self.place}")
+    def get(self, task: str) -> object | None:
+        return self.cache.get(f"{task}\n{self.place}")
 
-    def keep(self, task: str, decision: object) -> None:
-        self.memory.keep(f"{task}\n{self.place}", decision)
+    def put(self, task: str, decision: object) -> None:
+        self.cache.put(f"{task}\n{self.place}", decision)
 
 
 def choose_region_kernels(
@@ -58,21 +58,21 @@ def choose_region_kernels(
     """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
     are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
     `place`."""
-    inside, short = options.contractions == "inside", grown.scheduler.takes_few_rows
+    inside, skinny = options.contractions == "inside", grown.scheduler.takes_skinny_products
     if options.contractions == "library" or not may_have_regions(
-        graph, grown.hints, anywhere=inside, short=short
+        graph, grown.hints, anywhere=inside, skinny=skinny
     ):
         return ChosenRegions(graph)
     prices = _prices(grown, None if grown is usual else _prices(usual))
-    memory: Memory = decisions
+    cache: DecisionCache = decisions
     if options.measure and options.fusion == "full":
         builder = Builder(in_silence, place.backend, grown, decisions)
         prices = replace(prices, timed=Trial(builder, place.device))
-        memory = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
+        cache = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
     changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
-    policy = RegionPolicy(options.contractions, grown.target.cores, short, apart=options.fusion == "none")
-    found = choose_kernels(normal, prices, changed, policy, memory)
+    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
+    found = choose_kernels(normal, prices, changed, policy, cache)
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
 
@@ -107,7 +107,9 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
     they were."""
     if not options.rules:
         return region, ()
-    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates), marks(region))
+    found = rearrange(
+        region, sizes, Search(round_intermediates=options.round_intermediates), references(region)
+    )
     changed, quotients = take_logsumexp(normalise(found.graph))
     applied = [f"rule: {step}" for change in found.changes for step in change.applied]
     refused = [f"refused rule: {rule}" for rule in found.refused]

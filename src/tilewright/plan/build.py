@@ -16,7 +16,7 @@ from tilewright.ir.sizes import dims
 
 from .bind import bind_symbols, check_bound, names_in, symbol_name
 from .data import Buffer, Call, Copy, Home, Launch, Launches, Measure, Plan, Segment, Spec, Step, View
-from .late import is_worth_it, touched, with_makes, with_own_memory
+from .lazy_allocation import is_worth_it, touched, with_makes, with_own_memory
 from .verify import check_memory
 
 Time = Callable[[Kernel | LibraryStep], Expr | None]
@@ -33,17 +33,17 @@ def build_plan(
     shares: Sequence[Share] | None = None,
     *,
     core_ns: Time = lambda step: None,
-    late: SizeHints | None = None,
+    lazy_hints: SizeHints | None = None,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory output k may be, as in
     the program: an input's, or that of outputs in the same storage; other outputs get memory of their own. `core_ns`
-    says how long one core takes for a step. With `late`, memory is taken when it is needed, for plans whose inputs are
-    given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError where a
-    value has no home or a size symbol cannot be found.
+    says how long one core takes for a step. With `lazy_hints`, memory is taken when it is needed, for plans whose
+    inputs are given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError
+    where a value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, lazy_hints).build(tuple(symbols))
     check_memory(plan)
     return plan
 
@@ -55,12 +55,12 @@ class _Builder:
         kernels: Kernels,
         shares: Sequence[Share] | None,
         core_ns: Time,
-        late: SizeHints | None,
+        lazy_hints: SizeHints | None,
     ) -> None:
         self.cover = cover
         self.core_ns = core_ns
-        self.late = late
-        """The sizes at which it is weighed whether memory is taken late; None: it is not."""
+        self.lazy_hints = lazy_hints
+        """The sizes at which it is weighed whether memory is taken when it is needed; None: it is not."""
         self.graph: Graph = cover.graph
         self.kernels = kernels
         alone = (Share(Shares.NOTHING, k) for k in range(len(self.graph.outputs)))
@@ -85,9 +85,9 @@ class _Builder:
         )
         bindings = bind_symbols(inputs)  # pyright: ignore[reportArgumentType]  (what has no buffer is a scalar)
         known = {b.symbol for b in bindings}
-        late_symbols = set(graph.found_by_calls()) - known
+        found_symbols = set(graph.found_by_calls()) - known
         for step in self.cover.steps:
-            self._check_known(step, late_symbols - known)
+            self._check_known(step, found_symbols - known)
             match step:
                 case Kernel():
                     self._kernel(step)
@@ -107,16 +107,16 @@ class _Builder:
             self._own(operands)
         self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
-        late = self.late is not None and is_worth_it(self.segments, self.buffers, self.late)
-        if self.late is not None and late:
-            self.buffers = list(with_own_memory(self.buffers, self.late))
+        is_lazy = self.lazy_hints is not None and is_worth_it(self.segments, self.buffers, self.lazy_hints)
+        if self.lazy_hints is not None and is_lazy:
+            self.buffers = list(with_own_memory(self.buffers, self.lazy_hints))
         segments = _with_frees(self.segments, self.buffers, kept)
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]
             arguments=tuple(arguments),
             bindings=bindings,
             buffers=tuple(self.buffers),
-            segments=with_makes(segments, self.buffers) if late else segments,
+            segments=with_makes(segments, self.buffers) if is_lazy else segments,
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
             symbols=symbols,

@@ -63,7 +63,7 @@ class Scheduler(Protocol):
     """Kernels cost the same that differ in where they begin by a multiple of so many elements."""
     follows_lists: bool
     """Whether loops by lists of tiles may pay: a jump over a tile is dear."""
-    takes_few_rows: bool
+    takes_skinny_products: bool
     """Whether a product of few rows with a long operand may pay as a kernel: memory is waited for, whoever reads it."""
     splits: SplitPolicy
     """When reductions are taken in parts."""

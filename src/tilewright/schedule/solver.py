@@ -218,10 +218,10 @@ def replay(
 def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
     """What was refused in a kernel: folds that wait for others, masks that skip nothing; and loops by lists."""
     notes: list[Note] = []
-    for late in refusals(form, schedule):
-        ops = (kernel.ops[late.fold], *(kernel.ops[n] for n in late.others))
+    for later in refusals(form, schedule):
+        ops = (kernel.ops[later.fold], *(kernel.ops[n] for n in later.others))
         others = ", ".join(f"{{{k}}}" for k in range(1, len(ops))) or "what it reads"
-        notes.append(Note(f"{{0}} runs after {others} ({late.why})", ops))
+        notes.append(Note(f"{{0}} runs after {others} ({later.why})", ops))
     listed = by_lists(form) if schedule.reductions.trim else ()
     listing = [(folds, f"loops over the tiles that a list names ({size} numbers)") for folds, size in listed]
     for folds, why in (*explain_unbounded_loops(form, schedule), *listing):

@@ -52,7 +52,7 @@ def block(place: Sequence[Expr | int], sizes: Sequence[Expr | int]) -> Tile:
     return tuple(Span(s, dims.add(s, n)) for s, n in zip(starts, lengths, strict=True))
 
 
-def whole(v: Value) -> Tile:
+def full_tile(v: Value) -> Tile:
     """All of a value."""
     return tuple(Span(dims.ZERO, n) for n in v.shape)
 
@@ -80,7 +80,7 @@ def propagate(op: Op, tile: Tile) -> dict[Value, Tile]:
     (all of that dim), or where a condition hides a read. A library call needs all of its inputs, whatever the
     tile. Raises VerifyError for a tile that does not have one span a dim."""
     if op.expr is None:
-        return {v: whole(v) for v in op.inputs}
+        return {v: full_tile(v) for v in op.inputs}
     shape = op.outputs[0].shape if op.outputs else ()
     if len(tile) != len(shape):
         raise VerifyError(f"a tile of {len(tile)} dims for {op.outputs}", phase="tilegraph", op=op.name)

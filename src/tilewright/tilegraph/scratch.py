@@ -1,7 +1,7 @@
 """Which values a kernel keeps in scratch memory, read off its tile program by value numbering.
 
 A program stores computed numbers, and knows no values of the graph. So both are numbered alike: equal numbers, equal
-computations from the same parameters. What a segment of a loop settles leaves a mask out: a choice has the numbers of
+computations from the same parameters. What a segment of a loop decides leaves a mask out: a choice has the numbers of
 its branches too, and x + 0 and x * 1 that of x.
 """
 
@@ -27,7 +27,7 @@ NEUTRAL = {"add": 0, "mul": 1}
 
 
 Numbers = tuple[int, ...]
-"""The number of an expression as it is written, then those that it has where a choice is settled."""
+"""The number of an expression as it is written, then those that it has where a choice is decided."""
 
 
 def kept_in_scratch(scheduled: Scheduled) -> set[Value]:
@@ -117,5 +117,5 @@ class Numbering:
         found = [
             self.of(op, *chosen) for chosen in itertools.islice(itertools.product(*args), FACTS.max_numbers)
         ]
-        settled = (*args[1], *args[2]) if op == "where" else ()
-        return tuple(dict.fromkeys((found[0], *settled, *found[1:])))[: FACTS.max_numbers]
+        branches = (*args[1], *args[2]) if op == "where" else ()
+        return tuple(dict.fromkeys((found[0], *branches, *found[1:])))[: FACTS.max_numbers]

@@ -121,7 +121,7 @@ class CudaGraphLimits:
     again."""
     max_chunk_steps: int = 64
     """Steps of the longest graph that serves any number of steps."""
-    max_whole_steps: int = 1024
+    max_full_graph_steps: int = 1024
     """Steps up to which a loop whose steps are counted beforehand is one graph (if `max_chunk_bytes` allow)."""
     max_chunk_bytes: int = 1 << 28
     """Bytes of slices and stacked results that one graph of a loop may hold."""

@@ -73,7 +73,7 @@ class FactLimits:
     max_inlined_nodes: int = 4096
     """Nodes of an expression that is put into its readers."""
     max_sign_rounds: int = 24
-    """Rounds in which the signs of a reduction's state are to settle."""
+    """Rounds in which the signs of a reduction's state are to reach a fixed point."""
     exact_sign_rounds: int = 2
     """Rounds after which bounds of a reduction's state that still move are widened."""
     max_loop_levels: int = 8
@@ -207,15 +207,15 @@ class CandidateLimits:
     """Results up to which each of them may be stored without the others."""
     max_priced_kernels: int = 96
     """Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them
-    only until some set of them makes what is owed."""
+    only until some set of them makes what is required."""
     max_guess_rate_ratio: float = 2.0
     """A guess is at most so many times the rates of a library, however long all kernels take that were priced so
     far."""
     priced_per_round: int = 16
     """Kernels that are priced before the others are guessed anew."""
     max_region_results: int = 8
-    """Values that a region leaves behind, at most: what owes more is not the surroundings of a product but a good part
-    of a model, and which kernels might store what of so much cannot be enumerated."""
+    """Values that a region leaves behind, at most: what leaves more is not the surroundings of a product but a good
+    part of a model, and which kernels might store what of so much cannot be enumerated."""
 
 
 CANDIDATES = CandidateLimits()
@@ -332,9 +332,9 @@ class TimerLimits:
     max_steady_ratio: float = 1.25
     """How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
     max_measurements: int = 3
-    """Measurements after which a verdict stands, however noisy they were."""
-    max_repeated_verdicts: int = 1
-    """Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so
+    """Measurements after which a choice stands, however noisy they were."""
+    max_repeated_choices: int = 1
+    """Noisy choices that a compilation measures again; one that finds a choice for everything measures nothing, so
     that it is short and finds what was built."""
     min_bound_ratio: float = 0.95
     """A time may be this part of what memory allows at least; one below was not that of the whole work."""

@@ -113,7 +113,7 @@ class MomentThresholds:
 
     max_row_part_elements: int
     min_column_part_rows: int
-    min_rows_per_core_whole: int
+    min_unsplit_rows_per_core: int
     part_multiple: int
 
 
@@ -202,8 +202,8 @@ class RegionThresholds:
     """Which contractions start a region, and what belongs to it."""
 
     min_growth_ratio: int
-    max_few_rows: int
-    min_few_rows_operand_elements: int
+    max_skinny_rows: int
+    min_skinny_operand_elements: int
     max_sum_length: int
     max_times_smaller: int
 
@@ -226,7 +226,7 @@ REGION_STORES = load(StoreThresholds, "region_stores")
 class MemoryThresholds:
     """Buffers."""
 
-    min_late_buffer_bytes: int
+    min_lazy_buffer_bytes: int
 
 
 MEMORY = load(MemoryThresholds, "memory")
@@ -293,7 +293,7 @@ class CpuVectorThresholds:
     transposed_side: int
     turned_rows_and_columns: tuple[int, ...]
     min_large_tasks_per_core: int
-    min_kept_cost: int
+    min_scratch_cost: int
 
 
 CPU_VECTORS = load(CpuVectorThresholds, "cpu_vectors")
@@ -308,7 +308,7 @@ class CpuMatmulThresholds:
     streamed_step_elements: int
     max_summed_step_elements: int
     max_chain: int
-    max_whole_extent: int
+    max_untiled_extent: int
 
 
 CPU_MATMUL = load(CpuMatmulThresholds, "cpu_matmul")
@@ -345,7 +345,7 @@ class GpuRowThresholds:
     assumed_length: int
     assumed_streamed_length: int
     max_half_bytes: int
-    max_early_bytes_per_thread: int
+    max_hoisted_bytes_per_thread: int
 
 
 GPU_ROWS = load(GpuRowThresholds, "gpu_rows")
@@ -384,7 +384,7 @@ GPU_COST = load(GpuCostThresholds, "gpu_cost")
 class GpuMatmulThresholds:
     """Blocks of products on matrix units."""
 
-    max_whole_extent: int
+    max_untiled_extent: int
     other_registers: int
     max_registers: int
     piece_bytes: int

@@ -63,13 +63,13 @@ def written_in_a_branch(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, written, lambda q: q.sin(), (x,))
 
 
-@pytest.mark.parametrize("door", [through_dynamo, through_export])
+@pytest.mark.parametrize("entry", [through_dynamo, through_export])
 @pytest.mark.parametrize("program", [written, operand_written, input_written, checkpointed, left_by_a_branch])
 def test_dropout_that_drops_nothing_is_its_operand(
-    program: Program, door: Callable[[Program, Tensor], Program]
+    program: Program, entry: Callable[[Program, Tensor], Program]
 ) -> None:
     given, x = torch.ones(2, 3), torch.ones(2, 3)
-    fast = door(program, torch.ones(2, 3))
+    fast = entry(program, torch.ones(2, 3))
     torch.testing.assert_close(fast(given), program(x))
     torch.testing.assert_close(given, x)
 

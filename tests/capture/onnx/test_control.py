@@ -32,7 +32,7 @@ def test_constant_condition_is_inlined() -> None:
         assert torch.equal(module(torch.zeros(3)), torch.full((3,), 1.0 if flag else -1.0))
 
 
-def test_condition_on_a_size_is_settled_at_capture() -> None:
+def test_condition_on_a_size_is_decided_at_capture() -> None:
     nodes = [
         node("Shape", ["x"], ["s"], start=0, end=1),
         node("Greater", ["s", "four"], ["c"]),

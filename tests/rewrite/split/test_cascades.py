@@ -58,7 +58,7 @@ def test_many_rows_stay_whole() -> None:
 
 
 def test_what_leaves_a_row_is_not_made_again() -> None:
-    """All elements of a softmax are owed: reductions in parts would save no pass."""
+    """All elements of a softmax are required: reductions in parts would save no pass."""
     graph = capture(Case("softmax", lambda x: torch.softmax(x, -1), ((ROWS, LENGTH),)), False)
     same, new = split_cascades(graph, lambda *_: 1.0, 132, NO_HINTS)
     assert same is graph and not new

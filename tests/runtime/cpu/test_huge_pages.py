@@ -20,7 +20,7 @@ def test_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     t = make((3 << 20,), (1,), torch.float32)
     ((start, length, advice),) = asked
     assert advice == mmap.MADV_HUGEPAGE
-    assert start % huge_pages.PAGE == 0 and length % huge_pages.PAGE == 0
+    assert start % huge_pages.LARGE_PAGE_BYTES == 0 and length % huge_pages.LARGE_PAGE_BYTES == 0
     assert t.data_ptr() <= start and start + length <= t.data_ptr() + t.nbytes
 
 

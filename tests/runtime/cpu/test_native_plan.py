@@ -46,7 +46,7 @@ def executable(function: Callable[..., object], inputs: Sequence[Tensor]) -> Exe
     return made
 
 
-def is_whole(made: Executable) -> bool:
+def is_native(made: Executable) -> bool:
     """Whether its last call was one native function."""
     bound = made._recent  # pyright: ignore[reportPrivateUsage]
     return type(bound and bound.run).__name__ == "builtin_function_or_method"
@@ -64,7 +64,7 @@ def test_several_results_in_order() -> None:
         args: list[Argument] = [x, y]
         torch.testing.assert_close(tuple(run(args)), several(x, y))
         assert not args, "the list is emptied"
-    assert is_whole(made)
+    assert is_native(made)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_inputs_that_lie_otherwise(other: Tensor) -> None:
     before, foreign = STATS.input_copies, not other.is_contiguous()
     torch.testing.assert_close(tuple(run([other, y])), several(other, y))
     assert STATS.input_copies == before + foreign
-    assert is_whole(made)
+    assert is_native(made)
     torch.testing.assert_close(tuple(run([x, other])), several(x, other))
 
 
@@ -105,7 +105,7 @@ def test_a_failed_check_raises() -> None:
     made = executable(lambda t, i: t[i] * 2, (table, index))
     run = made.entry()
     torch.testing.assert_close(run([table, index])[0], table[index] * 2)
-    assert is_whole(made)
+    assert is_native(made)
     for _ in range(3):
         with pytest.raises(IndexOutOfRange):
             run([table, torch.tensor([1, 10])])
@@ -167,14 +167,14 @@ def test_large_work_lets_other_threads_run() -> None:
     x = torch.randn(1 << 20)
     made = executable(lambda t: torch.exp(t) + 1, (x,))
     torch.testing.assert_close(made([x])[0], torch.exp(x) + 1)
-    assert not is_whole(made)
+    assert not is_native(made)
 
 
 def test_many_operands() -> None:
-    inputs = [torch.randn(3) for _ in range(native_call.MOST + 1)]
+    inputs = [torch.randn(3) for _ in range(native_call.MAX_TENSORS + 1)]
     made = executable(lambda *ts: sum(ts), inputs)
     torch.testing.assert_close(made(list(inputs))[0], sum(inputs))
-    assert not is_whole(made)
+    assert not is_native(made)
 
 
 def test_without_such_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_without_such_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         made = executable(several, (x, y))
         torch.testing.assert_close(tuple(made([x, y])), several(x, y))
-        assert not is_whole(made)
+        assert not is_native(made)
     finally:
         _launchers[:] = kept
 

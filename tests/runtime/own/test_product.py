@@ -21,9 +21,9 @@ from tilewright.runtime.store.cache import Store, default_root
 
 
 @functools.cache
-def products(threads: int, *, late: bool = False) -> Products:
+def products(threads: int, *, pack_lazily: bool = False) -> Products:
     options = Options.make({"threads": threads})
-    return Products(host_target(), Store(default_root(options)), options, late=late)
+    return Products(host_target(), Store(default_root(options)), options, pack_lazily=pack_lazily)
 
 
 def sizes(t: Tensor) -> tuple[dims.Expr, ...]:
@@ -85,9 +85,9 @@ def test_sums_that_leave_the_registers_are_those_that_an_activation_reads(inner:
         assert isinstance(plain, Tensor) and torch.equal(plain.relu(), behind)  # type: ignore[arg-type]
 
 
-def test_late_weights_are_packed_by_the_first_call_and_once() -> None:
+def test_lazy_weights_are_packed_by_the_first_call_and_once() -> None:
     x, w = torch.randn(9, 70), torch.zeros(130, 70)
-    made = products(2, late=True)(FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w))))
+    made = products(2, pack_lazily=True)(FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w))))
     assert made is not None
     first = w.normal_().clone()
     close(made.function(x), F.linear(x.double(), first.double()))
@@ -95,19 +95,19 @@ def test_late_weights_are_packed_by_the_first_call_and_once() -> None:
     close(made.function(x), F.linear(x.double(), first.double()))
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("pack_lazily", [False, True])
 @pytest.mark.parametrize("odd", [torch.inf, torch.nan])
 @pytest.mark.parametrize("place", [(0, 0), (129, 69), (64, 35)])
 def test_weights_that_are_not_finite_are_left_to_the_library(
-    late: bool, odd: float, place: tuple[int, int]
+    pack_lazily: bool, odd: float, place: tuple[int, int]
 ) -> None:
     x, w = torch.randn(9, 70), torch.randn(130, 70)
     w[place] = odd
     task = FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w)))
-    assert products(2, late=late)(task) is None
+    assert products(2, pack_lazily=pack_lazily)(task) is None
     strided = torch.randn(140, 130)[::2].t()
     strided[place] = odd
-    assert products(2, late=late)(FrozenProduct(strided, None, sizes(x), task.shape)) is None
+    assert products(2, pack_lazily=pack_lazily)(FrozenProduct(strided, None, sizes(x), task.shape)) is None
 
 
 def test_strided_weights_and_inputs_are_taken_as_they_are() -> None:

@@ -58,9 +58,9 @@ def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
     ]
     for _ in range(TIMER.max_measurements):  # on a busy machine one is not enough
         assert timer(store).measure("task", ways) == "b"
-    assert timer(store).recall("task") == "b"
-    assert timer(Store(tmp_path / "kernels")).recall("task") == "b"
-    assert timer(store).recall("another task") is None
+    assert timer(store).known_choice("task") == "b"
+    assert timer(Store(tmp_path / "kernels")).known_choice("task") == "b"
+    assert timer(store).known_choice("another task") is None
 
 
 def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
@@ -69,14 +69,14 @@ def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
     return lambda x: slow(seconds if next(count) % 3 == 0 else 20 * seconds)(x)
 
 
-def test_a_noisy_verdict_is_not_final() -> None:
+def test_a_noisy_choice_is_not_final() -> None:
     store = Store(None)
     ways = [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))]
     for _ in range(TIMER.max_measurements - 1):
         assert timer(store).measure("task", ways) == "a"
-        assert measuring(store).recall("task") is None
+        assert measuring(store).known_choice("task") is None
     timer(store).measure("task", ways)
-    assert measuring(store).recall("task") == "a"
+    assert measuring(store).known_choice("task") == "a"
 
 
 def measuring(store: Store) -> Timer:
@@ -86,10 +86,10 @@ def measuring(store: Store) -> Timer:
     return made
 
 
-def test_a_compilation_that_knows_every_verdict_measures_nothing() -> None:
+def test_a_compilation_that_knows_every_choice_measures_nothing() -> None:
     store = Store(None)
     timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
-    assert timer(store).recall("task") == "a"
+    assert timer(store).known_choice("task") == "a"
 
 
 def test_one_compilation_repeats_few_measurements() -> None:
@@ -97,7 +97,7 @@ def test_one_compilation_repeats_few_measurements() -> None:
     for task in ("first", "second"):
         timer(store).measure(task, [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
     later = measuring(store)
-    assert [later.recall("first"), later.recall("second")] == [None, "a"]
+    assert [later.known_choice("first"), later.known_choice("second")] == [None, "a"]
 
 
 def test_the_best_times_of_all_trials_count() -> None:
@@ -118,13 +118,13 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
     assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
 
 
-def test_other_threads_are_another_verdict() -> None:
+def test_other_threads_are_another_choice() -> None:
     store = Store(None)
     for _ in range(TIMER.max_measurements):
         timer(store).measure("task", [candidate("a", slow(0.001))])
-    assert timer(store).recall("task") == "a"
+    assert timer(store).known_choice("task") == "a"
     many = Timer(host_target(), store, Options.make({"threads": 7}), {})
-    assert many.recall("task") is None
+    assert many.known_choice("task") is None
 
 
 def test_a_pass_behind_a_way_counts() -> None:

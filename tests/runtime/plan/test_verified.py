@@ -54,11 +54,11 @@ def test_a_wrong_kernel_of_the_backward_pass_is_named(monkeypatch: pytest.Monkey
 
     given = torch.randn(64, 32, requires_grad=True)
     fast = torch.compile(run, backend=tilewright.backend, options=VERIFY)
-    judge = accuracy.compare
+    compare = accuracy.compare
 
     def failing(*given: Tensor, **more: object) -> accuracy.Verdict:
         made, eager, exact = given
-        return judge(made + 1, eager, exact, **more)  # type: ignore[arg-type]
+        return compare(made + 1, eager, exact, **more)  # type: ignore[arg-type]
 
     loss = fast(given)
     monkeypatch.setattr(accuracy, "compare", failing)
@@ -156,11 +156,11 @@ def test_on_a_gpu_a_wrong_call_is_named_and_right_ones_pass(monkeypatch: pytest.
     torch.manual_seed(3)
     fast(x, w).square().sum().backward()
     assert w.grad is not None and bool(w.grad.isfinite().all())
-    judge = accuracy.compare
+    compare = accuracy.compare
 
     def failing(*given: Tensor, **more: object) -> accuracy.Verdict:
         made, eager, exact = given
-        return judge(made + 1, eager, exact, **more)  # type: ignore[arg-type]
+        return compare(made + 1, eager, exact, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(accuracy, "compare", failing)
     monkeypatch.setattr("tilewright.runtime.plan.verified._in_ulps", lambda *_: float("inf"))

@@ -103,7 +103,7 @@ class _Analysis:
                 if (link.dim[0] in self.made) == inside:
                     self.join(link)
         self.seed()
-        self.settle()
+        self.propagate()
         return self.result()
 
     # --- what the access maps say
@@ -127,7 +127,7 @@ class _Analysis:
             found |= {(at, a): None for a in (*op.expr.axes, *op.expr.reduce)}
         return [n for n in found if _extent(n) is not dims.ONE]
 
-    def whole(self) -> Iterable[tuple[Node, int, Piece]]:
+    def output_pieces(self) -> Iterable[tuple[Node, int, Piece]]:
         """Output dims as pieces: all digits of an axis."""
         for at, op in enumerate(self.ops):
             assert op.expr is not None
@@ -137,7 +137,7 @@ class _Analysis:
                         yield (v, d), at, Piece(a, dims.ONE, a.extent, dims.ONE)
 
     def pieces(self) -> list[tuple[Node, int, Piece]]:
-        return [*self.whole(), *((x.dim, x.at, p) for x in self.links for p in x.access.pieces)]
+        return [*self.output_pieces(), *((x.dim, x.at, p) for x in self.links for p in x.access.pieces)]
 
     # --- digits
 
@@ -224,7 +224,7 @@ class _Analysis:
         return True
 
     def join_outputs(self) -> None:
-        for node, at, p in self.whole():
+        for node, at, p in self.output_pieces():
             for x, y in zip(self.digits((at, p.axis)), self.digits(node), strict=True):
                 self.union(x, y)
 
@@ -296,7 +296,7 @@ class _Analysis:
             found.update(x for a in loose for x in self.digits((at, a)))
         return found
 
-    def settle(self) -> None:
+    def propagate(self) -> None:
         """Hand dependencies along ties between dims that follow each other loosely, until nothing moves."""
         both = [t for t in self.ties if t[2]]
         for dim, axes, _ in both:

@@ -21,7 +21,7 @@ from .running import empty, gap, shown
 @dataclass(frozen=True, slots=True)
 class Link:
     """A reduction of a cascade, read as `leaf`. `law` (direct) and the places of its states and of the count of
-    elements in the cascade, if it follows others; `whole` is how many elements all parts have."""
+    elements in the cascade, if it follows others; `total` is how many elements all parts have."""
 
     leaf: Expr
     reduction: Reduction
@@ -29,7 +29,7 @@ class Link:
     statistics: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
     count: int | None = None
-    whole: Expr | None = None
+    total: Expr | None = None
 
 
 def cascade(links: Sequence[Link]) -> Reduction:
@@ -57,20 +57,20 @@ def part_body(link: Link, links: Sequence[Link], body: Expr, own: Mapping[Expr, 
     table = dict(own)
     for g in link.law.statistics:
         count = None if link.count is None else own[links[link.count].leaf]
-        table[g.leaf] = shown(g, own[g.leaf], count, link.whole)
+        table[g.leaf] = shown(g, own[g.leaf], count, link.total)
     return substitute(body, table)
 
 
-def brought(
+def rescale_state(
     law: Law, states: Sequence[Expr], before: Sequence[Expr], after: Sequence[Expr],
-    counts: tuple[Expr | None, Expr | None] = (None, None), whole: Expr | None = None,
+    counts: tuple[Expr | None, Expr | None] = (None, None), total: Expr | None = None,
 ) -> Expr:  # fmt: skip
     """The first of the `states` of a part, whose statistics had the states `before`, where these are `after`. For
-    means: how many elements were `counts`, before and after, of the `whole` number."""
+    means: how many elements were `counts`, before and after, of `total`."""
     gaps: list[Expr] = []
     for k, (g, old, new) in enumerate(zip(law.statistics, before, after, strict=True)):
-        seen = old if g.through is g.leaf else shown(g, old, counts[0], whole)
-        was, now = (substitute(g.through, {g.leaf: x}) for x in (seen, shown(g, new, counts[1], whole)))
+        seen = old if g.through is g.leaf else shown(g, old, counts[0], total)
+        was, now = (substitute(g.through, {g.leaf: x}) for x in (seen, shown(g, new, counts[1], total)))
         gaps.append(gap(g, old, was, now, law.falls(k)))
     return law.rescaled(0, states, gaps)
 
@@ -79,7 +79,7 @@ def _side(x: Link, law: Law, side: Sequence[Expr], joint: Sequence[Expr]) -> Exp
     """The state of `x` in a part, with the statistics of both parts."""
     before, after = ([states[k] for k in x.statistics] for states in (side, joint))
     counts = (None, None) if x.count is None else (side[x.count], joint[x.count])
-    return brought(law, [side[k] for k in x.states], before, after, counts, x.whole)
+    return rescale_state(law, [side[k] for k in x.states], before, after, counts, x.total)
 
 
 def _defined(x: Link, state: Expr, states: Sequence[Expr]) -> Expr:

@@ -29,7 +29,7 @@ class Cascade:
         return min((op.output.numel for op in self.reductions), key=lambda n: dims.static(n) or 1 << 62)
 
 
-class NotApart(Exception):
+class NotSplittable(Exception):
     """The cascade cannot run in parts."""
 
 
@@ -43,7 +43,7 @@ def cascades(region: Graph) -> list[Cascade]:
             try:
                 found.append(_Closure(region).of(v, d))
                 break
-            except NotApart:
+            except NotSplittable:
                 continue
     return found
 
@@ -82,7 +82,7 @@ class _Closure:
             op, d = self.producer[v], self.along[v]
             assert op.expr is not None
             if op.expr.scan is not None or len(op.outputs) > 1:
-                raise NotApart
+                raise NotSplittable
             self.back(op, op.expr.axes[d])
             for reader in self.consumers.get(v, []):
                 self.onward(reader, v, d)
@@ -90,7 +90,7 @@ class _Closure:
 
     def add(self, v: Value, d: int) -> None:
         if self.along.setdefault(v, d) != d:
-            raise NotApart
+            raise NotSplittable
         if v not in self.todo:
             self.todo.append(v)
 
@@ -102,7 +102,7 @@ class _Closure:
             for d, index in enumerate(r.args):
                 if v in self.producer and axis(a) in axes_of(index):
                     if index is not axis(a):
-                        raise NotApart
+                        raise NotSplittable
                     if not dims.equal(v.shape[d], a.extent):
                         continue  # a piece of a concatenation: read at the places of the parts, as memory is
                     if v not in self.along or self.along[v] != d:
@@ -111,13 +111,13 @@ class _Closure:
     def onward(self, reader: Op, v: Value, d: int) -> None:
         """What `reader` makes of `v`."""
         if reader.expr is None or reader.expr.scan is not None:
-            raise NotApart
+            raise NotSplittable
         for r in reader.expr.reads():
             if operand_of(reader, r) is not v:
                 continue
             a = r.args[d].value
             if r.args[d].op != "axis" or not isinstance(a, Axis) or not dims.equal(v.shape[d], a.extent):
-                raise NotApart
+                raise NotSplittable
             if a not in reader.expr.reduce:
                 place = reader.expr.axes.index(a)
                 for made in reader.outputs:
@@ -132,5 +132,5 @@ class _Closure:
         reduction = op.expr.reduction
         neutral = reduction.lifted(reduction.identity) == reduction.identity
         if op.expr.reduce != (a,) or reduction.combiner is None or not neutral:
-            raise NotApart
+            raise NotSplittable
         return a

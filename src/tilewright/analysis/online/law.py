@@ -44,7 +44,7 @@ from .terms import (
 )
 
 LOGS = frozenset({"log", "log2", "log10", "log1p"})
-UNSEEN = "elements may count that the running extreme does not see"
+OUTSIDE_EXTREMUM = "elements may count that the running extreme does not see"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +183,23 @@ class _Sums:
         whole = self.x.poly(self.body)
         if not self.dtype.is_float:
             return Refusal("finite rank", "it sums integers")
-        by_late: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
+        terms: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
         for m, q in whole.items():
-            group = by_late.setdefault(m.late, {}).setdefault(m.rates, {})
+            group = terms.setdefault(m.results, {}).setdefault(m.rates, {})
             group[Mono(m.data, powers=m.powers, rates=m.rates)] = q
-        if not by_late:
+        if not terms:
             return Refusal("finite rank", "it is zero")
         heads: list[tuple[frozenset[tuple[Expr, int]], int, Fraction]] = []
-        for late, groups in sorted(by_late.items(), key=lambda g: -max(_degree(p) for p in g[1].values())):
+        for results, groups in sorted(terms.items(), key=lambda g: -max(_degree(p) for p in g[1].values())):
             for p in sorted(groups.values(), key=_degree, reverse=True):
-                heads.append((late, *self.add(p)))
+                heads.append((results, *self.add(p)))
         single = len(heads) == 1
         bodies = [expression(p, self.statistics, self.dtype) for p in self.basis]
         if single:
             bodies[0] = self.as_written(heads[0][0], self.basis[0]) or bodies[0]
         finish = self.finish(heads)
         states = tuple(self.state(k, b) for k, b in enumerate(bodies))
-        return Law(self.statistics, states, finish, self.hazard([late for late, _, _ in heads]))
+        return Law(self.statistics, states, finish, self.hazard([results for results, _, _ in heads]))
 
     def add(self, p: Poly) -> tuple[int, Fraction]:
         """The number of `p` in the basis, which grows by it and its derivatives, and its factor there."""
@@ -236,9 +236,9 @@ class _Sums:
             self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.statistics), tuple(p.items()),
         )  # fmt: skip
 
-    def as_written(self, late: frozenset[tuple[Expr, int]], p: Poly) -> Expr | None:
-        """The body without its factors `late`, otherwise as the program has it."""
-        made = _without(self.x, self.body) if late else self.body
+    def as_written(self, results: frozenset[tuple[Expr, int]], p: Poly) -> Expr | None:
+        """The body without its factors `results`, otherwise as the program has it."""
+        made = _without(self.x, self.body) if results else self.body
         if made is None:
             return None
         try:
@@ -248,26 +248,26 @@ class _Sums:
 
     def finish(self, heads: Sequence[tuple[frozenset[tuple[Expr, int]], int, Fraction]]) -> Expr:
         total: Expr | None = None
-        for late, k, factor in heads:
+        for results, k, factor in heads:
             term = slot("a", k, self.dtype)
             if factor != 1:
                 term = call("mul", term, number(factor, self.dtype))
-            for y, n in ordered(late):
+            for y, n in ordered(results):
                 y = call("cast", y, dtype=self.dtype)
                 for _ in range(abs(n)):
                     term = call("mul" if n > 0 else "div", term, y)
-            if late and _zeroed(self.x, self.body):
+            if results and _zeroed(self.x, self.body):
                 nothing = call("eq", slot("a", k, self.dtype), const(0.0, self.dtype))
                 term = where(nothing, const(0.0, self.dtype), term)
             total = term if total is None else call("add", total, term)
         assert total is not None
         return total
 
-    def hazard(self, lates: Sequence[frozenset[tuple[Expr, int]]]) -> str:
-        common = dict(lates[0])
-        for late in lates[1:]:
-            common = {y: n for y, n in common.items() if dict(late).get(y) == n}
-        rest = {y for late in lates for y, n in late if common.get(y) != n}
+    def hazard(self, factors: Sequence[frozenset[tuple[Expr, int]]]) -> str:
+        common = dict(factors[0])
+        for results in factors[1:]:
+            common = {y: n for y, n in common.items() if dict(results).get(y) == n}
+        rest = {y for results in factors for y, n in results if common.get(y) != n}
         if any(y.op not in LOGS for y in rest):
             return "parts of the sum may cancel: it is not centred on a running mean"
         if self.x.unheld and (rest or common or len(self.basis) > 1):
@@ -278,8 +278,8 @@ class _Sums:
             for m in p
             for g, _ in m.powers
         )
-        if self.x.unseen or shifted:
-            return UNSEEN
+        if self.x.outside_extremum or shifted:
+            return OUTSIDE_EXTREMUM
         return ""
 
 
@@ -291,12 +291,12 @@ def _without(x: Expansion, e: Expr) -> Expr | None:
     """`e` without the factors that depend on complete results only; None where that is a question of its sums."""
     if not x.reads(e):
         return e
-    late = [x.late(a) for a in e.args]
+    results = [x.of_results(a) for a in e.args]
     parts = [_without(x, a) for a in e.args]
     match e.op:
-        case "mul" if any(late):
-            return parts[1] if late[0] else parts[0]
-        case "div" if late[1]:
+        case "mul" if any(results):
+            return parts[1] if results[0] else parts[0]
+        case "div" if results[1]:
             return parts[0]
         case "exp" | "exp2":
             inside = _without_addends(x, e.args[0])
@@ -319,7 +319,7 @@ def _without_addends(x: Expansion, e: Expr) -> Expr | None:
     if e in x.statistics or not x.reads(e):
         return e
     if e.op not in ("add", "sub"):
-        return None if x.late(e) else e
+        return None if x.of_results(e) else e
     a, b = (_without_addends(x, side) for side in e.args)
     if a is None:
         return b if b is None or e.op == "add" else call("neg", b)
@@ -353,19 +353,19 @@ def _extreme(
         inner = _reduction_by(reduction.combiner if found.rising else other, found.data.dtype)
         return Law((), (State(inner, found.data, (Entry(0, Fraction(1), ()),)),), found.finish)
     p = x.poly(body)
-    kinds = {(m.late, m.powers, m.rates) for m in p}
+    kinds = {(m.results, m.powers, m.rates) for m in p}
     own = State(reduction, body, (Entry(0, Fraction(1), ()),), lost=lost(body, statistics))
     if len(kinds) == 1:
-        ((late, powers, rates),) = kinds
-        if not late and not powers:
+        ((results, powers, rates),) = kinds
+        if not results and not powers:
             scaled = replace(own, rates=tuple(sorted(rates)))
             return Law(
                 tuple(statistics), (scaled,), slot("a", 0, dtype), "an infinite identity cannot be scaled"
             )
-    moving = {m: q for m, q in p.items() if m.powers or m.late or m.rates}
+    moving = {m: q for m, q in p.items() if m.powers or m.results or m.rates}
     if all(m == Mono(powers=m.powers) and [k for _, k in m.powers] == [1] for m in moving):
         shift = tuple((g, q) for m, q in moving.items() for g, _ in m.powers)
-        hazard = UNSEEN if any(g.open for g in statistics) else ""
+        hazard = OUTSIDE_EXTREMUM if any(g.open for g in statistics) else ""
         return Law(tuple(statistics), (replace(own, shift=shift),), slot("a", 0, dtype), hazard)
     return Refusal("homomorphism", "the order of its elements may change when a result moves")
 

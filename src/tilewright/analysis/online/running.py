@@ -92,13 +92,13 @@ def empty(statistic: RunningStatistic, state: Expr) -> Expr:
     return call("eq", state, const(-math.inf if statistic.rising else math.inf, state.dtype))
 
 
-def shown(statistic: RunningStatistic, state: Expr, count: Expr | None, whole: Expr | None) -> Expr:
+def shown(statistic: RunningStatistic, state: Expr, count: Expr | None, total: Expr | None) -> Expr:
     """What readers see of a statistic whose state is `state`: a mean of the `count` elements so far instead of the
-    `whole` number, and no infinite extreme of nothing."""
+    `total` number, and no infinite extreme of nothing."""
     zero = const(0.0, state.dtype)
     if statistic.centred:
-        assert count is not None and whole is not None
-        return call("mul", state, where(call("eq", count, zero), zero, call("div", whole, count)))
+        assert count is not None and total is not None
+        return call("mul", state, where(call("eq", count, zero), zero, call("div", total, count)))
     return where(empty(statistic, state), zero, state) if statistic.through is statistic.leaf else state
 
 

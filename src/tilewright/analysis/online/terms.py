@@ -2,9 +2,9 @@
 
 With u = anchor - r for a result r that still moves (a *statistic*), a body is written as
 
-    g = sum of  q * data * late * u^p * exp(k u)
+    g = sum of  q * data * results * u^p * exp(k u)
 
-where `data` varies from element to element, `late` depends on complete results only, and q and k are rational. Most
+where `data` varies from element to element, `results` depends on complete results only, and q and k are rational. Most
 bodies that occur have this form; what has not is `Mixed`, with the reason.
 """
 
@@ -76,7 +76,7 @@ class Mono:
     """A product of powers, without its rational factor. Conditions count as factors 0 or 1 among `data`."""
 
     data: frozenset[tuple[Expr, int]] = frozenset()
-    late: frozenset[tuple[Expr, int]] = frozenset()
+    results: frozenset[tuple[Expr, int]] = frozenset()
     powers: frozenset[tuple[int, int]] = frozenset()
     rates: frozenset[tuple[Rate, Fraction]] = frozenset()
 
@@ -125,7 +125,7 @@ def joined(m: Mono, n: Mono) -> Mono | None:
                 return None
     return Mono(
         frozenset(data.items()),
-        frozenset(_added(m.late, n.late).items()),
+        frozenset(_added(m.results, n.results).items()),
         frozenset(_added(m.powers, n.powers).items()),
         frozenset(_added(m.rates, n.rates).items()),
     )
@@ -150,7 +150,7 @@ def slope(p: Poly, statistic: int) -> Poly:
         power = dict(m.powers).get(statistic, 0)
         if power:
             rest = frozenset((g, k - (g == statistic)) for g, k in m.powers if g != statistic or k > 1)
-            out = plus(out, {Mono(m.data, m.late, rest, m.rates): q * power})
+            out = plus(out, {Mono(m.data, m.results, rest, m.rates): q * power})
     return out
 
 
@@ -200,7 +200,7 @@ def _term(m: Mono, q: Fraction, statistics: Sequence[RunningStatistic], dtype: D
         u = shift(g)
         factors.append((call(base, u if k == 1 else call("mul", u, number(k, u.dtype))), 1))
     factors += [(shift(g), k) for g, k in sorted(m.powers)]
-    numbers = ordered((*m.data, *m.late))
+    numbers = ordered((*m.data, *m.results))
     factors += [(x, k) for x, k in numbers if x.dtype.is_float]
     made = number(q, dtype) if q != 1 or not any(k > 0 for _, k in factors) else None
     for x, k in sorted(factors, key=lambda f: f[1] < 0):
@@ -227,7 +227,7 @@ class Expansion:
         self.centred = {g.through for g in statistics if g.centred}
         self.unheld = False
         """Whether an exponential of data stands beside one of results, not held down by a statistic."""
-        self.unseen = False
+        self.outside_extremum = False
         """Whether elements may count that an extreme does not see."""
 
     def reads(self, e: Expr) -> bool:
@@ -238,7 +238,7 @@ class Expansion:
         """Whether `e` changes from element to element."""
         return any(x.op == "axis" and x.value in self.over for x in walk(e))
 
-    def late(self, e: Expr) -> bool:
+    def of_results(self, e: Expr) -> bool:
         """Whether `e` depends on results only."""
         return self.reads(e) and not self.varies(e)
 
@@ -268,12 +268,12 @@ class Expansion:
             return {Mono(data=frozenset({(e, 1)})): Fraction(1)}
         if self.varies(e):
             raise Mixed(f"{e.op} joins an element and a result that moves")
-        return {Mono(late=frozenset({(e, 1)})): Fraction(1)}
+        return {Mono(results=frozenset({(e, 1)})): Fraction(1)}
 
     def factor(self, e: Expr, truths: frozenset[Expr], below: bool = False) -> Poly:
         """`e` in the place of a factor (or divisor, `below`): what depends on results only is not taken apart at its
         sums, but a running mean stays a statistic."""
-        if not self.late(e) or (e in self.centred and not below):
+        if not self.of_results(e) or (e in self.centred and not below):
             return self.poly(e, truths)
         taken = e.op in ("mul", "div", "neg", "reciprocal")
         parts = [self.factor(a, truths, True) for a in e.args] if taken else []
@@ -314,8 +314,8 @@ def inverse(p: Poly) -> Poly:
         raise Mixed("it divides by a shift of a result that moves")
     if any(not x.dtype.is_float for x, _ in m.data):
         raise Mixed("it divides by zero where a condition fails")
-    data, late = (frozenset((x, -k) for x, k in s) for s in (m.data, m.late))
-    return {Mono(data, late, m.powers, frozenset((r, -k) for r, k in m.rates)): 1 / q}
+    data, results = (frozenset((x, -k) for x, k in s) for s in (m.data, m.results))
+    return {Mono(data, results, m.powers, frozenset((r, -k) for r, k in m.rates)): 1 / q}
 
 
 def _mul(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly:
@@ -345,7 +345,7 @@ def _pow(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
         not isinstance(n, (int, float, Fraction))
         or n != int(n)
         or not 1 <= n <= ONLINE.max_power
-        or x.late(e)
+        or x.of_results(e)
     ):
         return None
     base = x.poly(e.args[0], truths)
@@ -363,14 +363,14 @@ def _exponential(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
         yes, no = (call(e.op, a) for a in inside.args[1:])
         return _where(x, where(inside.args[0], yes, no), truths)
     data: Poly = {}
-    late: Poly = {}
+    results: Poly = {}
     rates: dict[Rate, Fraction] = {}
     for m, q in x.poly(inside, truths).items():
-        if not m.late and not m.powers and not m.rates:
+        if not m.results and not m.powers and not m.rates:
             data = plus(data, {m: q})
         elif not m.data and not m.powers and not m.rates:
-            late = plus(late, {m: q})
-        elif len(m.powers) == 1 and not m.data and not m.late and not m.rates:
+            results = plus(results, {m: q})
+        elif len(m.powers) == 1 and not m.data and not m.results and not m.rates:
             ((statistic, power),) = m.powers
             if power != 1:
                 raise Mixed("an exponent is not linear in a result that moves")
@@ -379,34 +379,34 @@ def _exponential(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
             raise Mixed("how fast an exponential moves depends on the element")
     made = {Mono(rates=frozenset(rates.items())): Fraction(1)}
     if data:
-        x.unheld |= bool(late) or not rates
+        x.unheld |= bool(results) or not rates
         varies = any(x.varies(a) for m in data for a, _ in m.data)
-        x.unseen |= varies and any(x.all[g].open for g, _ in rates)
-        made = product(made, _power_of(e.op, data, e.dtype, late=False))
-    return product(made, _power_of(e.op, late, e.dtype, late=True)) if late else made
+        x.outside_extremum |= varies and any(x.all[g].open for g, _ in rates)
+        made = product(made, _power_of(e.op, data, e.dtype, of_results=False))
+    return product(made, _power_of(e.op, results, e.dtype, of_results=True)) if results else made
 
 
-def _power_of(base: str, exponent: Poly, dtype: DType, late: bool) -> Poly:
+def _power_of(base: str, exponent: Poly, dtype: DType, of_results: bool) -> Poly:
     """base^exponent as one factor; exp(n log y) as y^n."""
     log = {"exp": "log", "exp2": "log2"}[base]
     made = constant(1)
     rest: Poly = {}
     for m, q in exponent.items():
-        atoms = [*m.late, *m.data]
+        atoms = [*m.results, *m.data]
         (y, n) = atoms[0] if len(atoms) == 1 else (None, 0)
         if y is not None and y.op == log and n == 1 and q.denominator == 1:
             factor = frozenset({(y.args[0], int(q))})
-            made = product(made, {Mono(late=factor) if late else Mono(data=factor): Fraction(1)})
+            made = product(made, {Mono(results=factor) if of_results else Mono(data=factor): Fraction(1)})
         else:
             rest[m] = q
     if rest:
         whole = frozenset({(call(base, expression(rest, (), dtype)), 1)})
-        made = product(made, {Mono(late=whole) if late else Mono(data=whole): Fraction(1)})
+        made = product(made, {Mono(results=whole) if of_results else Mono(data=whole): Fraction(1)})
     return made
 
 
 def _where(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
-    if not x.reads(e) or x.late(e):
+    if not x.reads(e) or x.of_results(e):
         return None
     condition, yes, no = e.args
     if x.reads(condition):
@@ -430,13 +430,13 @@ def _cast(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
 
 def _homogeneous(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
     """|h K| = h |K| and max(h K, 0) = h max(K, 0), for an exponential h."""
-    if not x.reads(e) or x.late(e):
+    if not x.reads(e) or x.of_results(e):
         return None
     inner, *rest = sorted(e.args, key=lambda a: a.op == "const")
     if rest and not is_const(rest[0], 0):
         raise Mixed(f"{e.op} joins an element and a result that moves")
     p = x.poly(inner, truths)
-    kinds = {(m.late, m.powers, m.rates) for m in p}
+    kinds = {(m.results, m.powers, m.rates) for m in p}
     if len(kinds) != 1 or next(iter(kinds))[:2] != (frozenset(), frozenset()):
         raise Mixed(f"the sign inside {e.op} depends on a result that moves")
     data = expression({Mono(data=m.data): q for m, q in p.items()}, (), e.dtype)

@@ -82,17 +82,17 @@ class Chooser:
         """A scalar operation, case by case of its arguments."""
         split = [self.cases(a) for a in args]
         if all(len(c) == 1 and c[0].value is a for c, a in zip(split, args, strict=True)):
-            return [Case(TRUE, self.settled(e))]
+            return [Case(TRUE, self.fold_constant(e))]
         if math.prod(map(len, split)) > FACTS.max_cases**2:
             raise TooLarge
         made: list[Case] = []
         for chosen in product(*split):
             condition = conditions.conjunction(c.condition for c in chosen)
             if condition != FALSE:
-                made.append(Case(condition, self.settled(rebuild(e, tuple(c.value for c in chosen)))))
+                made.append(Case(condition, self.fold_constant(rebuild(e, tuple(c.value for c in chosen)))))
         return made
 
-    def settled(self, e: Expr) -> Expr:
+    def fold_constant(self, e: Expr) -> Expr:
         """`e`, or the constant that it is whatever its data are."""
         if e.op == "const" or not any(a.op == "const" for a in e.args):
             return e

@@ -140,16 +140,16 @@ class ValueAnalysis:
         maximum is above -inf if one element is, a sum of nonnegative numbers is positive if one of them is."""
         assert expr.reduction is not None
         op = expr.reduction.combiner
-        if op == "maximum" and sign.below and self.witness(expr, cases, lambda x: not (x.below or x.nan)):
+        if op == "maximum" and sign.below and self.has_one(expr, cases, lambda x: not (x.below or x.nan)):
             return replace(sign, below=False)
-        if op == "minimum" and sign.above and self.witness(expr, cases, lambda x: not (x.above or x.nan)):
+        if op == "minimum" and sign.above and self.has_one(expr, cases, lambda x: not (x.above or x.nan)):
             return replace(sign, above=False)
         sums = op == "add" and sign.nonnegative and not sign.nan and sign.zero
-        if sums and self.witness(expr, cases, lambda x: x.positive and not x.nan):
+        if sums and self.has_one(expr, cases, lambda x: x.positive and not x.nan):
             return interval(sign.low, sign.high, False, above=sign.above)
         return sign
 
-    def witness(self, expr: TensorExpr, cases: Cases, good: Callable[[Interval], bool]) -> bool:
+    def has_one(self, expr: TensorExpr, cases: Cases, good: Callable[[Interval], bool]) -> bool:
         """Whether every result folds an element in a case whose values are good."""
         fine = [c.condition for c in cases if good(self.chooser.signs.of(c.value))]
         return any(_always(c, place) for place in _places(expr) for c in fine)

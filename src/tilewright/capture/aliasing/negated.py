@@ -4,7 +4,7 @@ The imaginary part of a conjugate is one. Kernels read memory, so no tensor insi
 kind are computed (`aten.decompose`), and what comes in is brought into plain memory before the graph runs.
 
 Zeros that torch keeps without any memory are brought there too. Its own tracing cannot read them, so that they are
-known at the door alone."""
+known at the entry point alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """ATen overloads to declarations, one file per family, and the decompositions that torch does before them."""
 
 from . import attention, contract, index, pointwise, reduce, resample, view
-from .decompose import decompositions, kept_whole, undropped
+from .decompose import decompositions, preserve_resampling, undropped
 from .registry import TABLE, Call, Entry, NoDeclaration, lower, to_dtype, to_torch
 
 FAMILIES = (attention, contract, index, pointwise, reduce, resample, view)
@@ -14,8 +14,8 @@ __all__ = [
     "Entry",
     "NoDeclaration",
     "decompositions",
-    "kept_whole",
     "lower",
+    "preserve_resampling",
     "to_dtype",
     "to_torch",
     "undropped",

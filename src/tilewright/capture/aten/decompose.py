@@ -107,9 +107,9 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
 
 @contextmanager
-def kept_whole() -> Generator[None]:
-    """While active, AOTAutograd's tracing leaves resampling ops whole. Torch takes them apart by Python kernels of the
-    dispatcher, before any decomposition table is asked; export does not need this."""
+def preserve_resampling() -> Generator[None]:
+    """While active, AOTAutograd's tracing does not decompose resampling ops. Torch takes them apart by Python kernels
+    of the dispatcher, before any decomposition table is asked; export does not need this."""
     taken: list[tuple[OpOverload, Kernels]] = []
     for overload in TABLE:
         name = overload.name() if isinstance(overload, OpOverload) else ""

@@ -27,24 +27,24 @@ def _list(over: Dims) -> Sequence[int] | None:
 def _sum(
     c: Call, x: Value, over: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    return ops.sum_(c.b, _early(c, x, dtype), _list(over), keepdim, c.dtype)
+    return ops.sum_(c.b, _cast_operand(c, x, dtype), _list(over), keepdim, c.dtype)
 
 
 @lower(aten.prod.dim_int, aten.prod.default)
 def _prod(
     c: Call, x: Value, over: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    return ops.prod(c.b, _early(c, x, dtype), _list(over), keepdim, c.dtype)
+    return ops.prod(c.b, _cast_operand(c, x, dtype), _list(over), keepdim, c.dtype)
 
 
 @lower(aten.mean.dim, aten.mean.default)
 def _mean(
     c: Call, x: Value, over: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
-    return ops.mean(c.b, _early(c, x, dtype), _list(over), keepdim, c.dtype)
+    return ops.mean(c.b, _cast_operand(c, x, dtype), _list(over), keepdim, c.dtype)
 
 
-def _early(c: Call, x: Value, dtype: torch.dtype | None) -> Value:
+def _cast_operand(c: Call, x: Value, dtype: torch.dtype | None) -> Value:
     """An asked type converts the elements before they are folded, unless the accumulation type holds them anyway."""
     to = dtype_or(dtype, x.dtype)
     return x if to == x.dtype or (x.dtype.is_float and to == x.dtype.compute) else c.to(x, to)
@@ -163,7 +163,7 @@ def _vector_norm(c: Call, x: Value, ord: Number = 2, dim: Dims = None, keepdim: 
 
 def _running(declare: Callable[..., Value]) -> Callable[..., Value]:
     def rule(c: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-        return declare(c.b, _early(c, x, dtype), dim, c.dtype)
+        return declare(c.b, _cast_operand(c, x, dtype), dim, c.dtype)
 
     return rule
 

@@ -30,7 +30,7 @@ from tilewright.capture.aliasing.negated import around_negated, around_zeros, in
 from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import told_apart
-from tilewright.capture.aten import decompositions, kept_whole, undropped
+from tilewright.capture.aten import decompositions, preserve_resampling, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
@@ -146,7 +146,7 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with kept_whole(), undropped(), recurrent_loops(), mended_scans(), _whole_tangents(graph):
+        with preserve_resampling(), undropped(), recurrent_loops(), mended_scans(), _dense_tangents(graph):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),
@@ -184,7 +184,7 @@ def _or_apart(
     return differentiated(gm)
 
 
-def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
+def _dense_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     """Under it, the gradient of a result that overlaps with itself (windows of one row) is taken in a layout that holds
     all of it: torch expects it in the result's own strides, and copies it into them."""
     results = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="output")[0].all_input_nodes]
@@ -318,7 +318,7 @@ def _frozen_inputs(graph: fx.GraphModule, example_inputs: Sequence[object]) -> d
     return found
 
 
-def _mark(t: Tensor) -> tuple[int, int]:
+def _address_and_version(t: Tensor) -> tuple[int, int]:
     """Address and version: what changes when someone writes into a tensor or gives it other memory."""
     return t.data_ptr(), -1 if t.is_inference() else t._version
 
@@ -336,11 +336,11 @@ class Frozen:
     def _take(self, fixed: Mapping[int, Tensor]) -> None:
         with torch.no_grad():
             frozen = {self.names[i]: t.detach() for i, t in fixed.items()}
-        marks = tuple((i, t, *_mark(t)) for i, t in fixed.items())
-        self.state = marks, self.build(self.graph, "inference", frozen)
+        weight_versions = tuple((i, t, *_address_and_version(t)) for i, t in fixed.items())
+        self.state = weight_versions, self.build(self.graph, "inference", frozen)
 
     @property
-    def marks(self) -> tuple[tuple[Tensor, int, int], ...]:
+    def weight_versions(self) -> tuple[tuple[Tensor, int, int], ...]:
         """Each constant weight with the address and version that it had."""
         return tuple((t, address, version) for _, t, address, version in self.state[0])
 
@@ -351,13 +351,13 @@ class Frozen:
 
     def __call__(self, args: list[object]) -> list[object]:
         """Run on all arguments; weights that changed are taken anew."""
-        marks, runner = self.state
-        for i, t, address, version in marks:
+        weight_versions, runner = self.state
+        for i, t, address, version in weight_versions:
             now = args[i]
             assert isinstance(now, Tensor)
             if now is not t or now.data_ptr() != address or (version >= 0 and now._version != version):
                 with self.lock:
-                    self._take({k: a for k, *_ in marks if isinstance(a := args[k], Tensor)})
+                    self._take({k: a for k, *_ in weight_versions if isinstance(a := args[k], Tensor)})
                 _, runner = self.state
                 break
         live = [args[i] for i in self.live]

@@ -343,7 +343,7 @@ class Builder:
             call = host_call(partial(host_function, **keywords), call)
         kind = Kind.MAYBE if entry.gives_host or host_function is not None else Kind.TENSOR
         outs = [self.value(kind) for _ in range(outputs)]
-        self.add_step(call, ([0] if converted else []) + ins, outs, label, settle=not entry.view)
+        self.add_step(call, ([0] if converted else []) + ins, outs, label, order_strides=not entry.view)
         return list(outs)
 
     def _operand(
@@ -373,13 +373,15 @@ class Builder:
         ins: Sequence[int],
         outs: Sequence[Val],
         label: str,
-        settle: bool = False,
+        order_strides: bool = False,
     ) -> None:
         """Append one step. It takes over the data-dependent nodes noted since the last one."""
         data = tuple(self.context.data_dependent[self._mark :])
         self._mark = len(self.context.data_dependent)
         maybe = any(v.kind is Kind.MAYBE for v in outs)
-        self.steps.append(Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, settle, maybe, data))
+        self.steps.append(
+            Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, order_strides, maybe, data)
+        )
 
     # bodies
 

@@ -1,6 +1,6 @@
 """`If`, `Loop`, `Scan` and `SequenceMap`: bodies become programs of their own, run by plain python control flow.
 
-A branch or trip count that is constant or comes from sizes is settled while torch captures; one that depends on
+A branch or trip count that is constant or comes from sizes is decided while torch captures; one that depends on
 data is read when the model runs, and its node is listed in `data_dependent`.
 """
 
@@ -22,7 +22,7 @@ from tilewright.errors import ModelError, UnsupportedError
 from tilewright.tuning.input_limits import LOOP_LIMITS, MODEL_FILES
 
 from .build import Builder, ControlBuilder, Scope, add_initialisers
-from .looped import Operands, Steps, kept_whole, looped
+from .looped import Operands, Steps, becomes_one_op, looped
 
 
 def _graph(node: NodeProto, name: str, label: str) -> GraphProto:
@@ -122,15 +122,15 @@ class LoopBody:
 def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *rest: Value) -> object:
     body, formals, elements = loop.body, loop.formals, loop.elements
 
-    def settled(values: Sequence[Value]) -> list[Value]:
+    def as_tensors(values: Sequence[Value]) -> list[Value]:
         """Values whose formal is a tensor as tensors."""
         return [as_tensor(v, device) if k is Kind.TENSOR else v for v, k in zip(values, formals, strict=True)]
 
     carried = len(formals)
-    state, captured = settled(rest[:carried]), rest[carried:]
-    whole = _loop_whole(loop, device, trips, flag, state, captured)
-    if whole is not None:
-        return whole
+    state, captured = as_tensors(rest[:carried]), rest[carried:]
+    made = _loop_as_op(loop, device, trips, flag, state, captured)
+    if made is not None:
+        return made
     limit = None if trips is None else read_count(trips)
     going = True if flag is None else read_flag(flag)
     count, cap = 0, MODEL_FILES.max_unrolled_steps if torch.compiler.is_compiling() else LOOP_LIMITS.max_steps
@@ -146,7 +146,7 @@ def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *
             )
         results = body.program.run(device, [scalar(count), scalar(going, torch.bool), *state, *captured])
         going = read_flag(results[0])
-        state = settled(results[1 : 1 + carried])
+        state = as_tensors(results[1 : 1 + carried])
         for scan, value in zip(scans, results[1 + carried :], strict=True):
             scan.append(as_tensor(value, device))
         count += 1
@@ -154,10 +154,10 @@ def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *
     return (*[as_tensor(v, device) if loop.tensors else v for v in state], *stacked)
 
 
-def _loop_whole(
+def _loop_as_op(
     loop: LoopBody, device: torch.device, trips: Value, flag: Value, state: Sequence[Value], captured: Sequence[Value]
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
-    """The loop as one op, where the trace keeps it whole."""
+    """The loop as one op, where the trace keeps loops."""
     collected = len(loop.elements)
     steps = trips.int() if isinstance(trips, Host) else None
     known = flag is None or (isinstance(flag, Host) and isinstance(flag.item(), bool) and flag.item())
@@ -165,7 +165,7 @@ def _loop_whole(
     computes = collected or any(isinstance(v, Tensor) for v in state)
     if not (known or isinstance(flag, Tensor)) or not computes or len(tensors) < len(state):
         return None
-    if not kept_whole(steps):
+    if not becomes_one_op(steps):
         return None
     if isinstance(trips, Tensor):
         steps = trips.reshape(()).item()
@@ -273,10 +273,10 @@ def _run_scan(
     scanned = [v for v in rest[: len(in_axes)] if isinstance(v, Tensor)]
     captured = args[state_count + len(in_axes) :]
     length = scanned[0].shape[in_axes[0]]
-    if kept_whole(length) and all(isinstance(v, Tensor) for v in values):
-        whole = _scan_whole(body, axes, device, (state, scanned, captured))
-        if whole is not None:
-            return whole
+    if becomes_one_op(length) and all(isinstance(v, Tensor) for v in values):
+        made = _scan_as_op(body, axes, device, (state, scanned, captured))
+        if made is not None:
+            return made
     outs: list[list[Value]] = [[] for _ in out_axes]
     for t in range(length):
         slices = [
@@ -294,7 +294,7 @@ def _run_scan(
     return (*state, *stacked)
 
 
-def _scan_whole(
+def _scan_as_op(
     body: Subgraph,
     axes: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
     device: torch.device,

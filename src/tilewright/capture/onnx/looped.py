@@ -20,7 +20,7 @@ Run = Callable[..., Sequence[Value]]
 values, and what is collected."""
 
 
-def kept_whole(steps: object) -> bool:
+def becomes_one_op(steps: object) -> bool:
     """Whether a loop of that many steps (None: unknown) should become one op now."""
     return keeps_loops() and not (is_static(steps) and cast(int, steps) <= LOOPS.max_known_unrolled_steps)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tilewright.capture.onnx.values.run import Host, Value, as_host, as_tensor, has_symbols, settle
+from tilewright.capture.onnx.values.run import Host, Value, as_host, as_tensor, has_symbols, order_strides
 from tilewright.errors import TilewrightError
 
 from .refuse import completed, is_refusal, refused
@@ -19,7 +19,7 @@ Convert = Callable[[Value, torch.device], Value]
 class Step:
     """One call: read `ins`, write `outs`, then forget `dead`.
 
-    `settle`: while torch captures symbolic sizes, bring the strides of tensor arguments into a known order.
+    `order_strides`: while torch captures symbolic sizes, bring the strides of tensor arguments into a known order.
     `maybe`: the results may be host values. `data`: the nodes inside whose control flow or shape reads data.
     """
 
@@ -28,7 +28,7 @@ class Step:
     outs: tuple[int, ...]
     dead: tuple[int, ...]
     label: str
-    settle: bool = False
+    order_strides: bool = False
     maybe: bool = False
     data: tuple[str, ...] = ()
 
@@ -54,8 +54,8 @@ class Program:
         symbolic = any(isinstance(a, torch.Tensor) and has_symbols(a) for a in args)
         for step in self.steps:
             try:
-                if symbolic and step.settle:
-                    result = step.call(*[_settled(env[i]) for i in step.ins])
+                if symbolic and step.order_strides:
+                    result = step.call(*[_with_ordered_strides(env[i]) for i in step.ins])
                 else:
                     result = step.call(*[env[i] for i in step.ins])
             except TilewrightError as error:
@@ -95,7 +95,7 @@ class ProgramModule(torch.nn.Module):
         self.program = program
         self.constant_slots = tuple(slot for _, slot in constants)
         slots = self.constant_slots + program.inputs
-        self._whole = Program(program.template, slots, program.outputs, program.steps)
+        self._with_constants = Program(program.template, slots, program.outputs, program.steps)
 
     def constants(self) -> list[torch.Tensor]:
         """The constants in the order of `constant_slots`."""
@@ -115,7 +115,7 @@ class ProgramModule(torch.nn.Module):
             raise TypeError(f"the model takes {len(self.program.inputs)} inputs, {len(inputs)} were given")
         constants = self.constants()
         device = _device_of((*inputs, *constants))
-        results = self._whole.run(device, [*constants, *inputs])
+        results = self._with_constants.run(device, [*constants, *inputs])
         tensors = tuple(as_tensor(r, device) for r in results)
         return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
 
@@ -140,8 +140,8 @@ def prune(steps: Sequence[Step], outputs: Iterable[int]) -> tuple[Step, ...]:
     return tuple(kept)
 
 
-def _settled(value: object) -> object:
-    return settle(value) if isinstance(value, torch.Tensor) else value
+def _with_ordered_strides(value: object) -> object:
+    return order_strides(value) if isinstance(value, torch.Tensor) else value
 
 
 def _note(error: Exception, label: str) -> None:

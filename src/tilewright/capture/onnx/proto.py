@@ -99,7 +99,7 @@ def default_opset(model: onnx.ModelProto) -> int:
 
 def _parse(path: Path) -> Source:
     place = str(path)
-    data = _read_whole(path, place)
+    data = _read_file(path, place)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -108,7 +108,7 @@ def _parse(path: Path) -> Source:
     return Source(model, path.parent, place)
 
 
-def _read_whole(path: Path, place: str) -> bytes:
+def _read_file(path: Path, place: str) -> bytes:
     """The bytes of a plain file that protobuf can hold. A pipe or a device would never end."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))

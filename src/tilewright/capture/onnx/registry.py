@@ -31,7 +31,7 @@ class OpDef:
     pure: same inputs give the same outputs (may be folded).
     names: keyword-only parameters of the function; attributes outside them are refused.
     gives_host: the result is a host value even for tensor inputs.
-    view: the function takes inputs of any strides (see `settle`).
+    view: the function takes inputs of any strides (see `order_strides`).
     reads_data: control flow inside the function depends on data, so it cannot be exported.
     required: attributes without a default; least, most: how many inputs (most None: any number).
     """

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
-from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, unsettled, walk, written
+from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, uncomputed, walk, written
 from tilewright.ir.program import Var
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import CPP_TEXT
@@ -197,7 +197,7 @@ class Expressions:
         self._parts_first = True
 
     def _depth(self, e: Expr) -> int:
-        for x in unsettled(e, self._depths.__contains__):
+        for x in uncomputed(e, self._depths.__contains__):
             self._depths[x] = 1 + max((self._depths[a] for a in x.args), default=0)
         return self._depths[e]
 

@@ -35,7 +35,7 @@ from .expr import Expressions
 from .reduce import print_merge
 from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
-LARGEST = 1 << 20
+MAX_BLOCK_ELEMENTS = 1 << 20
 """Elements that a block may have."""
 
 
@@ -428,7 +428,7 @@ def check_size(printer: Expressions) -> None:
         size = 1
         for a in term.dims:
             size *= printer.tiles[a]
-        if size > LARGEST:
+        if size > MAX_BLOCK_ELEMENTS:
             raise UnsupportedError(
                 f"a block of {size} elements", phase="emit", hint="a schedule with smaller tiles"
             )

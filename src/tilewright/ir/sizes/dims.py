@@ -41,7 +41,7 @@ evaluate = host.evaluate
 
 ZERO, ONE = integer(0), integer(1)
 _EXTREMA = ("maximum", "minimum")
-_LONG = ("add", "sub", "mul")
+_RING = ("add", "sub", "mul")
 
 
 def from_linear(form: Linear) -> Expr:
@@ -247,7 +247,7 @@ def _bounded_by(atom: Expr) -> tuple[Expr, ...]:
     """The expressions whose bounds `_atom_bounds` asks for."""
     if atom.op in ("floordiv", "checked"):
         return atom.args[:1]
-    return atom.args if atom.op in _EXTREMA or atom.op in _LONG else ()
+    return atom.args if atom.op in _EXTREMA or atom.op in _RING else ()
 
 
 def _form_bounds(form: Linear) -> tuple[Expr | None, Expr | None]:
@@ -288,8 +288,8 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
             None if hi is None else floordiv(hi, atom.args[1]))  # fmt: skip
     if atom.op in _EXTREMA:
         return _extremum_bounds(atom)
-    if atom.op in _LONG:
-        return _long_bounds(atom)
+    if atom.op in _RING:
+        return _ring_bounds(atom)
     if atom.op == "checked":
         return bounds(atom.args[0])
     if atom.op == "cast" and atom.args[0].dtype is bool_:
@@ -297,7 +297,7 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     return None, None
 
 
-def _long_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
+def _ring_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     """Bounds of a sum or product that has too many terms to be one of those."""
     if beyond({(atom,): 1}) or may_wrap(atom):
         return None, None

@@ -78,10 +78,10 @@ def evaluate(e: Expr, values: Mapping[str, int]) -> int:
         return e.value
     if isinstance(e.value, (Symbol, Axis)):
         return values[e.value.name]
-    if e.op not in _WHOLE:
+    if e.op not in _INTEGER_OPS:
         return size(e, values)
     return _OPS[e.op](*(evaluate(a, values) for a in e.args))
 
 
-_WHOLE = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
+_INTEGER_OPS = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
 """Operations of integers whose arguments may be axes."""

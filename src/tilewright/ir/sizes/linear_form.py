@@ -6,21 +6,21 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from tilewright.ir.dtype import Kind, bool_, i64
-from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, unsettled, written
+from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, uncomputed, written
 from tilewright.ir.identity import expr_identity
 from tilewright.tuning.search_limits import LINEAR_FORMS
 
 Monomial = tuple[Expr, ...]
 
-_LARGEST = (1 << 63) - 1
-_ANY = 1 << 64
+_MAX_INT64 = (1 << 63) - 1
+_MAGNITUDE_LIMIT = 1 << 64
 """The largest magnitude that is told from others: more is not needed to say that something wraps around."""
-_UNKNOWN = 1 << 32
+_UNKNOWN_EXTENT = 1 << 32
 """The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
 not, as it is a place of a tensor."""
-_FAR = 1 << 30
+_MAX_INDEX_STRIDE = 1 << 30
 """Elements from one index of a tensor to the next: what is multiplied by as much or more is no place in memory."""
-_SIZE = 1 << 31
+_ASSUMED_SIZE = 1 << 31
 """The magnitude that a size counts as in such a product. In a place it counts as 1, as it is a part of a stride."""
 _DATA = ("read", "value", "var")
 _RING = ("add", "sub", "neg", "mul")
@@ -53,13 +53,13 @@ def linear(e: Expr) -> Linear:
             form = {(): e.value} if e.value else {}
         e.linear_memo = form
         return form
-    for x in unsettled(e, lambda x: x.linear_memo is not None or x.op not in _RING):
+    for x in uncomputed(e, lambda x: x.linear_memo is not None or x.op not in _RING):
         whole = _of_parts(x.op, [linear(a) for a in x.args])
         own = (
             x.value is OF_PROGRAM
             and whole is not None
             and not _has_data(whole)
-            and _largest(whole) > _LARGEST
+            and _largest(whole) > _MAX_INT64
         )
         x.linear_memo = {(x,): 1} if whole is None or own else whole
     return linear(e)
@@ -71,7 +71,7 @@ def marked(e: Expr) -> Expr:
     if e.op not in _RING:
         return e
     form = linear(e)
-    return make(e.op, e.args, e.dtype, OF_PROGRAM) if _has_data(form) or _largest(form) > _LARGEST else e
+    return make(e.op, e.args, e.dtype, OF_PROGRAM) if _has_data(form) or _largest(form) > _MAX_INT64 else e
 
 
 def _has_data(form: Linear) -> bool:
@@ -80,7 +80,7 @@ def _has_data(form: Linear) -> bool:
 
 def _largest(form: Linear) -> int:
     """A bound of the magnitude of what a program computes from places and sizes."""
-    return min(sum(abs(c) * prod(_reach(atom).far for atom in m) for m, c in form.items()), _ANY)
+    return min(sum(abs(c) * prod(_reach(atom).far for atom in m) for m, c in form.items()), _MAGNITUDE_LIMIT)
 
 
 def _of_parts(op: str, parts: list[Linear]) -> Linear | None:
@@ -140,10 +140,12 @@ class _Reach(NamedTuple):
 
 
 def _reach(e: Expr) -> _Reach:
-    for x in unsettled(e, lambda x: x.reach_memo is not None):
+    for x in uncomputed(e, lambda x: x.reach_memo is not None):
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
         moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
-        x.reach_memo = _Reach(min(_most(x), _ANY), min(_far(x), _ANY), _is_any_size(x), moves)
+        x.reach_memo = _Reach(
+            min(_most(x), _MAGNITUDE_LIMIT), min(_far(x), _MAGNITUDE_LIMIT), _is_any_size(x), moves
+        )
     assert isinstance(e.reach_memo, _Reach)
     return e.reach_memo
 
@@ -182,16 +184,16 @@ def beyond(form: Linear) -> bool:
     """Whether terms that data of any size do not decide may together exceed an int64: a sum that is no place. What is
     known of the range of such a sum does not hold once it has wrapped around."""
     low, high = _ends(form)
-    return high > _LARGEST or low < -_LARGEST - 1
+    return high > _MAX_INT64 or low < -_MAX_INT64 - 1
 
 
 def _ends(form: Linear) -> tuple[int, int]:
     """Numbers between which the terms lie that data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
-        size = c * (_ANY if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
-        if abs(c) >= _FAR:
-            size *= _SIZE ** sum(isinstance(atom.value, Symbol) for atom in m)
+        size = c * (_MAGNITUDE_LIMIT if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
+        if abs(c) >= _MAX_INDEX_STRIDE:
+            size *= _ASSUMED_SIZE ** sum(isinstance(atom.value, Symbol) for atom in m)
         signed = any(atom.op not in ("axis", "symbol", "mod", "abs") for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
@@ -219,9 +221,9 @@ def _most(e: Expr) -> int:
         return _magnitude(held) if e.op == "cast" and held.dtype is i64 else 0
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
-        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN
+        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN_EXTENT
     if isinstance(e.value, Symbol):
-        return 1  # it is part of a stride, see `_SIZE`
+        return 1  # it is part of a stride, see `_ASSUMED_SIZE`
     if e.op in ("maximum", "minimum", "where", "abs") and e.dtype is i64:
         return max(_magnitude(a) for a in (e.args[1:] if e.op == "where" else e.args))
     if e.op in _RING:
@@ -230,7 +232,7 @@ def _most(e: Expr) -> int:
         return 0
     by = e.args[1].value if e.args[1].op == "const" else None
     if not isinstance(by, int) or by == 0:  # a size, or data
-        return min(max(_magnitude(e.args[0]), _UNKNOWN if e.op == "mod" else 0), 1 << 63)
+        return min(max(_magnitude(e.args[0]), _UNKNOWN_EXTENT if e.op == "mod" else 0), 1 << 63)
     low, high = _ends(linear(e.args[0]))
     size = min(max(-low, high), 1 << 63)
     # What wraps around, or lies below zero, may have any remainder.
@@ -240,12 +242,12 @@ def _most(e: Expr) -> int:
 def _far(e: Expr) -> int:
     """The same where the program wrote the arithmetic. A size without a bound counts as one that memory can hold."""
     if isinstance(e.value, Symbol):
-        return _SIZE if e.value.high is None else max(abs(e.value.low), e.value.high)
+        return _ASSUMED_SIZE if e.value.high is None else max(abs(e.value.low), e.value.high)
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
-        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else min(_largest(last), _SIZE)
+        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else min(_largest(last), _ASSUMED_SIZE)
     if e.op == "checked":
-        return _SIZE
+        return _ASSUMED_SIZE
     if e.op in ("floordiv", "mod") and e.dtype is i64:
         by = e.args[1].value if e.args[1].op == "const" else None
         if isinstance(by, int) and by:
@@ -273,9 +275,9 @@ def _most_of_parts(e: Expr) -> int:
 def held(form: Linear) -> Linear | None:
     """The same number to an int64, which is whole up to multiples of 2^64, with coefficients that it holds: a constant
     that arithmetic gives has wrapped around. None if all are so."""
-    if all(-_LARGEST - 1 <= c <= _LARGEST for c in form.values()):
+    if all(-_MAX_INT64 - 1 <= c <= _MAX_INT64 for c in form.values()):
         return None
-    wrapped = {m: (c + _LARGEST + 1) % _ANY - _LARGEST - 1 for m, c in form.items()}
+    wrapped = {m: (c + _MAX_INT64 + 1) % _MAGNITUDE_LIMIT - _MAX_INT64 - 1 for m, c in form.items()}
     return {m: c for m, c in wrapped.items() if c}
 
 

@@ -26,7 +26,7 @@ from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
-SHORTEST_SIDE = 16
+MIN_DOT_EXTENT = 16
 """Elements that each side of a block on a matrix unit has at least."""
 
 
@@ -101,7 +101,7 @@ def select_matrix_multiply(s: Dot, tiles: Mapping[Axis, int], singles: Precision
     dtype = s.a.dtype
     if s.b.dtype is not dtype or not dtype.is_float or (dtype.bytes > 4) != (s.acc.dtype.bytes > 4):
         return None
-    if min(tiles[x] for x in (*a, *b)) < SHORTEST_SIDE:
+    if min(tiles[x] for x in (*a, *b)) < MIN_DOT_EXTENT:
         return None
     precision = None if dtype.is_half else singles if dtype is f32 else "ieee"
     crossed = acc[0] not in a

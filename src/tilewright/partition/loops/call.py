@@ -74,9 +74,9 @@ class LoopWithHeld(Routine):
 
     def bind(self) -> Run:
         """What runs."""
-        return self._whole
+        return self._call
 
-    def _whole(
+    def _call(
         self, steps: object, gate: object, carried: Sequence[Tensor], sliced: Sequence[Tensor],
         outer: Sequence[Tensor], numbers: object,
     ) -> object:  # fmt: skip

@@ -74,11 +74,11 @@ class CpuBackend:
         """Their library is recalled by the kernels' identities and the ranges of their sizes, or they are solved,
         printed and built."""
         run, target, options = builder.run, builder.solver.target, builder.solver.options
-        store, names, ranges = builder.memory.store, names_of(symbols), sorted(map(ranged, symbols))
+        store, names, ranges = builder.decisions.store, names_of(symbols), sorted(map(ranged, symbols))
         keys = [kernel_key(kernel, layouts) for kernel, layouts in steps]
         order = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        libraries = BuiltLibraries(target, store, options, builder.memory)
-        known = libraries.recall([*ranges, *order])
+        libraries = BuiltLibraries(target, store, options, builder.decisions)
+        known = libraries.get([*ranges, *order])
         solved = partial(builder.solved, steps)
         scheduled = run("schedule", solved if known is None else lambda: Later(solved))
         legalised = partial(self._legalised, scheduled, target)
@@ -93,7 +93,7 @@ class CpuBackend:
             of = dict(zip(map(id, programs), programs_of(scheduled), strict=True))
             raise name_refused(refused, steps, scheduled, [of[id(p)] for p in behind]) from refused
         if known is None:
-            libraries.keep([*ranges, *order], path)
+            libraries.put([*ranges, *order], path)
         if known is not None or not _is_new(path, start):
             STATS.cache_hits += 1
         else:

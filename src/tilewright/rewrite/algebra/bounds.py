@@ -24,9 +24,9 @@ from tilewright.tuning.input_limits import MODELS
 
 from .region import Program, Step, operand
 
-LARGEST = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028e38, "f64": 1.7976e308}
+LARGEST_FINITE = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028e38, "f64": 1.7976e308}
 """The largest finite number of each floating type (rounded down)."""
-_SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "f64": 5e-324}
+SMALLEST_POSITIVE = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "f64": 5e-324}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Bounds:
             return _integers(v.dtype)
         if self.limit is not None:
             return Range(-self.limit, self.limit, finite=True)
-        return Range(-LARGEST[v.dtype.name], LARGEST[v.dtype.name])
+        return Range(-LARGEST_FINITE[v.dtype.name], LARGEST_FINITE[v.dtype.name])
 
     def _step(self, step: Step) -> Range:
         if step.expr.is_pointwise:
@@ -308,8 +308,8 @@ def _index(e: Expr) -> Range:
 
 def _in_type(r: Range, dtype: DType) -> Range:
     """What overflows is infinite; what underflows is 0."""
-    top = LARGEST[dtype.name]
-    if r.least < _SMALLEST[dtype.name]:
+    top = LARGEST_FINITE[dtype.name]
+    if r.least < SMALLEST_POSITIVE[dtype.name]:
         r = replace(r, least=0.0, zero=True) if r.least or not r.zero else r
     if r.low < -top or r.high > top:
         r = replace(r, low=max(r.low, -top), high=min(r.high, top), finite=False)

@@ -14,7 +14,7 @@ from tilewright.ir.expr import Expr, axes_of, axis, both, call, cast, const, rea
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.identities import holds_exactly
 
-from .bounds import LARGEST, Bounds
+from .bounds import LARGEST_FINITE, Bounds
 from .region import Program, Step, operand
 
 
@@ -207,7 +207,7 @@ class _Factors:
             return
         value, by = constant_value(e), constant_value(like.part)
         if value is not None and by is not None:
-            if abs(value / by) <= LARGEST[e.dtype.name]:
+            if abs(value / by) <= LARGEST_FINITE[e.dtype.name]:
                 yield number(value / by, e.dtype), (), ()
             return
         for p in self.of(e):
@@ -247,7 +247,7 @@ def _roundings(d: Draft, e: Expr) -> tuple[Rounding, ...]:
         before = e.args[0]
     else:
         before = call(e.op, *(cast(a, a.dtype.compute) if a.dtype.is_half else a for a in e.args))
-    fits = d.bounds.of(before).largest <= LARGEST[e.dtype.name]
+    fits = d.bounds.of(before).largest <= LARGEST_FINITE[e.dtype.name]
     return (Rounding(exact(d, e, e.dtype), fits),)
 
 

@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.tuning.input_limits import MODELS
 
-from .bounds import LARGEST
+from .bounds import LARGEST_FINITE
 from .factors import Draft, Part, constant, constant_value, factors, terms
 from .region import Step, operand, position
 from .scale import scaled, scaled_operand
@@ -62,7 +62,8 @@ def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
     else:
         harmless, gentle = f.finite, not f.zero and f.least >= 1 / MODELS.max_assumed_tensor_elements
         shrinks = f.largest <= 1
-    room = d.bounds.of(p.rest).largest * MODELS.max_assumed_tensor_elements <= LARGEST[step.value.dtype.name]
+    most = LARGEST_FINITE[step.value.dtype.name]
+    room = d.bounds.of(p.rest).largest * MODELS.max_assumed_tensor_elements <= most
     if not harmless:
         why = "the divisor may be 0" if p.divides else ENDLESS
     elif not (gentle or room):

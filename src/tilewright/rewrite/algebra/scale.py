@@ -10,7 +10,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.tuning.input_limits import MODELS
 
-from .bounds import LARGEST
+from .bounds import LARGEST_FINITE
 from .factors import Draft, Part, constant_value, number
 from .region import Step, operand, position
 
@@ -50,7 +50,7 @@ class _Scaling:
             return self._read(e, p)
         if e.op == "const":
             value, by = constant_value(e), constant_value(p.part)
-            if value is None or by is None or abs(value * by) > LARGEST[e.dtype.name]:
+            if value is None or by is None or abs(value * by) > LARGEST_FINITE[e.dtype.name]:
                 return e if self._unmoved(e, p) else None
             return number(value * by, e.dtype)
         if self._unmoved(e, p):
@@ -173,7 +173,7 @@ class _Scaling:
         wide = e.dtype.compute
         element = cast(read(v.id, [position(a) for a in axes], v.dtype), wide)
         product = call("div" if p.divides else "mul", element, cast(inside.part, wide))
-        if not self._shrinks(p) and self.d.bounds.of(product).largest > LARGEST[v.dtype.name] / 2:
+        if not self._shrinks(p) and self.d.bounds.of(product).largest > LARGEST_FINITE[v.dtype.name] / 2:
             return None
         new = self.d.make(step, TensorExpr(axes, (narrow(product, v.dtype),)), v.dtype, "scale")
         self.made.append(new)

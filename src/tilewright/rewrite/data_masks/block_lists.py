@@ -197,7 +197,7 @@ class _Lists:
         body = where(visible, const(2, i32), otherwise)
         return self.make("seen", inputs, TensorExpr((*self.outer, tile), (body,), tuple(reduce), sum_(i32)))
 
-    def is_whole(self, seen: Expr, tile: Axis) -> Expr:
+    def is_fully_visible(self, seen: Expr, tile: Axis) -> Expr:
         """Whether a tile of which so much is seen is visible whole."""
         whole = call("eq", seen, const(self.full, i32))
         if dims.divisible(self.length, self.cut.columns):
@@ -212,7 +212,7 @@ class _Lists:
         def order(a: Axis) -> Expr:
             much = read(0, (*self.places, axis(a)), i32)
             hidden = where(call("eq", much, const(0, i32)), const(2, i32), const(1, i32))
-            return where(self.is_whole(much, a), const(0, i32), hidden)
+            return where(self.is_fully_visible(much, a), const(0, i32), hidden)
 
         mine, others = order(tile), order(other)
         tied = call("and", call("eq", others, mine), call("lt", axis(other), axis(tile)))
@@ -231,7 +231,7 @@ class _Lists:
         """How many tiles of each row of blocks are visible whole, or at all."""
         tile = Axis("r0", self.count_of_tiles)
         much = read(0, (*self.places, axis(tile)), i32)
-        counts = self.is_whole(much, tile) if name == "whole" else call("ne", much, const(0, i32))
+        counts = self.is_fully_visible(much, tile) if name == "whole" else call("ne", much, const(0, i32))
         body = where(counts, const(1, i32), const(0, i32))
         return self.make(name, seen.outputs, TensorExpr(self.outer, (body,), (tile,), sum_(i32)))
 

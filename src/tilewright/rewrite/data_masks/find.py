@@ -48,7 +48,7 @@ class Mask:
 def masks(ops: Sequence[Op]) -> list[Mask]:
     """Where a kernel's ops first put a constant in place of what data hide, along dims that are folded."""
     made = {v for op in ops for v in op.outputs}
-    outside = {v.id: v for op in ops for v in op.inputs if v not in made and _is_whole(v)}
+    outside = {v.id: v for op in ops for v in op.inputs if v not in made and _is_integer(v)}
     if not outside or any(op.expr is None for op in ops):
         return []
     analysis, classes = ValueAnalysis(ops), classes_of(ops)
@@ -117,7 +117,7 @@ def _alternatives(condition: Expr) -> list[Expr]:
     return [condition]
 
 
-def _is_whole(v: Value) -> bool:
+def _is_integer(v: Value) -> bool:
     return v.dtype.kind in (Kind.BOOL, Kind.INT, Kind.UINT)
 
 

@@ -47,7 +47,7 @@ def _may_divide_by_zero(x: Expr) -> bool:
 
 
 def decide(e: Expr) -> Expr | None:
-    """A comparison of index expressions that the facts of their leaves settle, as a constant."""
+    """A comparison of index expressions that the facts of their leaves decide, as a constant."""
     a, b = e.args
     if a.dtype is not i64:
         return None
@@ -217,8 +217,8 @@ ORDER: tuple[ExprRule, ...] = (
     _line("or same", apply("or", X, X), lambda m: m["x"], "p or p = p"),
 )
 
-SETTLED: tuple[ExprRule, ...] = tuple(
-    _line(f"decide {op}", Pattern(op, (X, Y), "e"), lambda m: decide(m["e"]), "a comparison that is settled")
+INDEX_COMPARISONS: tuple[ExprRule, ...] = tuple(
+    _line(f"decide {op}", Pattern(op, (X, Y), "e"), lambda m: decide(m["e"]), "a comparison that is decided")
     for op in ("lt", "le", "gt", "ge", "eq", "ne")
 )
 
@@ -247,5 +247,7 @@ CONSTANTS: tuple[ExprRule, ...] = tuple(
     for op in _EXACT
 )
 
-IEEE_RULES: tuple[ExprRule, ...] = ARITHMETIC + POWERS + ORDER + SETTLED + CHOICE + CASTS + CONSTANTS
+IEEE_RULES: tuple[ExprRule, ...] = (
+    ARITHMETIC + POWERS + ORDER + INDEX_COMPARISONS + CHOICE + CASTS + CONSTANTS
+)
 """Everything that may always be applied."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.analysis.moments import Moments, is_quotient, is_square, is_sum, operand, takes_away
+from tilewright.analysis.moments import Moments, is_difference, is_quotient, is_square, is_sum, operand
 from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.expr import Expr, axis, call, cast, const, make, read, transform, walk, where
 from tilewright.ir.graph import Graph, Op, Value
@@ -46,7 +46,7 @@ def widen_moments(graph: Graph) -> Graph:
     rewriter = _Rewriter(graph)
     for op in graph.ops:
         rewriter.add(op)
-    return drop_dead(graph.with_ops(rewriter.ops)) if rewriter.twins else graph
+    return drop_dead(graph.with_ops(rewriter.ops)) if rewriter.in_f64 else graph
 
 
 class _Rewriter:
@@ -57,7 +57,7 @@ class _Rewriter:
         values = [v for op in graph.ops for v in (*op.inputs, *op.outputs)]
         self.fresh = 1 + max((v.id for v in values), default=0)
         self.ops: list[Op] = []
-        self.twins: dict[Value, Value] = {}
+        self.in_f64: dict[Value, Value] = {}
         self.replaced: set[Op] = set()
         self.place = {v: k for k, op in enumerate(graph.ops) for v in op.outputs}
         self.stored = {*graph.inputs, *graph.constants}
@@ -77,31 +77,31 @@ class _Rewriter:
         elif e is None or e.scan is not None or len(op.outputs) != 1 or op.output.dtype is not f32:
             self.ops.append(op)
         elif e.reduction is not None:
-            known = any(v in self.twins for v in op.inputs)
+            known = any(v in self.in_f64 for v in op.inputs)
             self.take(op, is_sum(op) and (known or self.makes_mean(op)))
-        elif self.is_of_twins(op):
+        elif self.reads_f64(op):
             self.take(op, True)
         else:
-            known = any(v in self.twins for v in op.inputs) and not self.is_of_rounded(op)
+            known = any(v in self.in_f64 for v in op.inputs) and not self.is_of_rounded(op)
             if known and _is_distance(op):
-                self.ops.append(self.over_twins(op, replace(e, body=(cast(self.wide(op), f32),))))
+                self.ops.append(self.over_f64(op, replace(e, body=(cast(self.wide(op), f32),))))
             else:
                 self.take(op, known and is_square(op))
 
     def take(self, op: Op, wide: bool) -> None:
-        """`op` as it is, or a twin of it and the rounded one."""
+        """`op` as it is, or the same in doubles and the rounded one."""
         if not wide or op.expr is None:
             self.ops.append(op)
             return
         reducer = None if op.expr.reduction is None else sum_(f64)
-        made = self.twin_of(op.output)
-        twin = self.over_twins(op, replace(op.expr, body=(self.wide(op),), reduction=reducer))
-        self.ops += [replace(twin, outputs=(made,)), _rounded(op, made)]
+        made = self.new_f64(op.output)
+        double = self.over_f64(op, replace(op.expr, body=(self.wide(op),), reduction=reducer))
+        self.ops += [replace(double, outputs=(made,)), _rounded(op, made)]
 
-    def twin_of(self, v: Value) -> Value:
+    def new_f64(self, v: Value) -> Value:
         """A new value for `v` in doubles."""
-        self.twins[v] = self.new(v, f64)
-        return self.twins[v]
+        self.in_f64[v] = self.new(v, f64)
+        return self.in_f64[v]
 
     def new(self, v: Value, dtype: DType) -> Value:
         """A value with the shape of `v`."""
@@ -110,7 +110,7 @@ class _Rewriter:
 
     def moments(self, mean: Op) -> Moments | None:
         """The moments of which an op is the mean, if they are those of singles in memory."""
-        if not is_quotient(mean) or mean.inputs[0] not in self.producer or mean.inputs[0] in self.twins:
+        if not is_quotient(mean) or mean.inputs[0] not in self.producer or mean.inputs[0] in self.in_f64:
             return None
         total = self.producer[mean.inputs[0]]
         for square in filter(is_square, self.consumers.get(mean.output, [])):
@@ -139,7 +139,7 @@ class _Rewriter:
     def leaves(self, mean: Value) -> bool:
         """Whether a mean is more than what is taken from elements."""
         readers = self.consumers.get(mean, [])
-        return mean in self.kept or not all(_only_takes_away(op, mean) for op in readers)
+        return mean in self.kept or not all(_only_subtracts(op, mean) for op in readers)
 
     def correct(self, x: Moments) -> None:
         """The moments, corrected by the sum of all distances."""
@@ -148,7 +148,7 @@ class _Rewriter:
         left, rough = (self.new(x.squares.output, f32) for _ in range(2))
         inputs = tuple(near if v is x.mean.output else v for v in x.square.inputs)
         away = replace(x.square.expr, body=(x.square.expr.body[0].args[0],))
-        mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
+        mean, squares = self.new_f64(x.mean.output), self.new_f64(x.squares.output)
         axes = output_axes(near.shape)
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
         first, rest, d = (cast(read(k, index, f32), f64) for k in range(3))
@@ -172,12 +172,12 @@ class _Rewriter:
         """The moments over a sum in doubles."""
         assert x.total.expr and x.mean.expr and x.square.expr and x.squares.expr
         near, rough = self.new(x.mean.output, f32), self.new(x.squares.output, f32)
-        total = self.twins.get(x.total.output)
+        total = self.in_f64.get(x.total.output)
         if total is None:
-            total = self.twin_of(x.total.output)
+            total = self.new_f64(x.total.output)
             wide = replace(x.total.expr, body=(self.wide(x.total),), reduction=sum_(f64))
-            self.ops.append(self.over_twins(replace(x.total, outputs=(total,)), wide))
-        mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
+            self.ops.append(self.over_f64(replace(x.total, outputs=(total,)), wide))
+        mean, squares = self.new_f64(x.mean.output), self.new_f64(x.squares.output)
         axes = output_axes(near.shape)
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
         first, m, d = read(0, index, f64), cast(read(0, index, f32), f64), cast(read(2, index, f32), f64)
@@ -194,9 +194,9 @@ class _Rewriter:
         ]  # fmt: skip
         self.replaced |= {x.square, x.squares}
 
-    def over_twins(self, op: Op, expr: TensorExpr) -> Op:
-        """`op` with `expr` over the twins of what it reads."""
-        return replace(op, inputs=tuple(self.twins.get(v, v) for v in op.inputs), expr=expr)
+    def over_f64(self, op: Op, expr: TensorExpr) -> Op:
+        """`op` with `expr` over what it reads, in doubles where that is known."""
+        return replace(op, inputs=tuple(self.in_f64.get(v, v) for v in op.inputs), expr=expr)
 
     def wide(self, op: Op) -> Expr:
         """The element of `op` in doubles."""
@@ -207,7 +207,7 @@ class _Rewriter:
                 return None
             if e.op == "read":
                 assert isinstance(e.value, int)
-                known = op.inputs[e.value] in self.twins
+                known = op.inputs[e.value] in self.in_f64
                 return read(e.value, e.args, f64) if known else cast(e, f64)
             if e.op == "cast":
                 return cast(e.args[0], f64)
@@ -229,9 +229,9 @@ class _Rewriter:
         return any(is_square(r) or _is_distance(r) for r in readers)
 
     def is_of_rounded(self, op: Op) -> bool:
-        """Whether `op` reads a value with a twin beside one that is made of that value in singles: between the two lies
-        what was rounded away, where the program has two equal numbers."""
-        known = {v for v in op.inputs if v in self.twins}
+        """Whether `op` reads a value known in doubles beside one that is made of that value in singles: between the two
+        lies what was rounded away, where the program has two equal numbers."""
+        known = {v for v in op.inputs if v in self.in_f64}
         first = min((self.place[v] for v in known if v in self.place), default=0)
         todo, seen = [v for v in op.inputs if v not in known], set[Value]()
         while todo:
@@ -243,11 +243,11 @@ class _Rewriter:
                 todo += self.producer[v].inputs
         return False
 
-    def is_of_twins(self, op: Op) -> bool:
+    def reads_f64(self, op: Op) -> bool:
         """Whether `op` rounds what it makes of doubles, each with as many values that are stored at most."""
         assert op.expr is not None
         read_ = [op.inputs[operand(r)] for r in op.expr.reads()]
-        beside = [v for v in read_ if v not in self.twins]
+        beside = [v for v in read_ if v not in self.in_f64]
         known = len(beside) < len(read_) and all(
             v in self.stored and v.shape == op.output.shape for v in beside
         )
@@ -259,13 +259,13 @@ def _is_chosen(moments: Moments) -> bool:
     return any(op.kernel >= 0 for op in (moments.total, moments.mean, moments.square, moments.squares))
 
 
-def _rounded(op: Op, twin: Value) -> Op:
-    """What makes the result of `op` from its twin."""
-    axes = output_axes(twin.shape)
+def _rounded(op: Op, wide: Value) -> Op:
+    """What makes the result of `op` from the one in doubles."""
+    axes = output_axes(wide.shape)
     index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
     return Op(
         "round",
-        (twin,),
+        (wide,),
         op.outputs,
         expr=TensorExpr(axes, (cast(read(0, index, f64), f32),)),
         origin=op.origin,
@@ -274,7 +274,7 @@ def _rounded(op: Op, twin: Value) -> Op:
 
 def _is_distance(op: Op) -> bool:
     """Whether an op takes one element from another."""
-    return op.expr is not None and op.expr.reduction is None and takes_away(op.expr.body[0])
+    return op.expr is not None and op.expr.reduction is None and is_difference(op.expr.body[0])
 
 
 def _is_pointwise(op: Op) -> bool:
@@ -302,7 +302,7 @@ def _reads(e: Expr) -> list[Expr]:
     return [x for x in walk(e) if x.op == "read"]
 
 
-def _only_takes_away(op: Op, mean: Value) -> bool:
+def _only_subtracts(op: Op, mean: Value) -> bool:
     """Whether all that an op does with a mean is to take it from elements."""
     if op.expr is None or op.expr.body[0].op == "read":
         return False

@@ -18,8 +18,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tilewright.analysis.online.cascade import brought
-from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
+from tilewright.analysis.online.cascade import rescale_state
+from tilewright.analysis.online.find_cascades import Cascade, NotSplittable, operand_of
 from tilewright.analysis.online.law import Law, derive
 from tilewright.analysis.online.running import Upstream, empty, shown
 from tilewright.analysis.online.terms import RunningStatistic
@@ -57,7 +57,7 @@ def split_cascade(
     try:
         made = _CascadeParts(region, cascade, parts, even)
         graph = normalise(made.graph())
-    except NotApart:
+    except NotSplittable:
         return None
     producer = graph.producer()
     return graph, frozenset(v for v in (*made.states.values(), *made.left.values()) if v in producer)
@@ -166,7 +166,7 @@ class _CascadeParts:
     # -- reductions
 
     def split(self, op: Op, a: Axis) -> None:
-        """The reduction of each part, and what merges them, each brought to the statistic of all."""
+        """The reduction of each part, and what merges them, each rescaled to the statistic of all."""
         follower = self.followers[op]
         state = op if follower is None else follower.state
         expr = state.expr
@@ -196,12 +196,12 @@ class _CascadeParts:
         law, whole = follower.law, follower.statistic
         part, place = self.states[whole], law.statistics[0].leaf.args
         before, after = read(1, (axis(self.p), *place), part.dtype), read(2, place, part.dtype)
-        return (part, whole), lambda states: (brought(law, states, (before,), (after,)),)
+        return (part, whole), lambda states: (rescale_state(law, states, (before,), (after,)),)
 
 
 def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
     """Reductions over other axes from which values along the cascade's axis are made that leave the region; rounded,
-    where that is how all readers see them. Raises NotApart if one has more elements than any value that leaves."""
+    where that is how all readers see them. Raises NotSplittable if one has more elements than any value that leaves."""
     producer, consumers = region.producer(), region.consumers()
     found: set[Value] = set()
     kept = [v for v in region.kept() if v in cascade.along]
@@ -220,7 +220,7 @@ def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
         todo += fresh
         done.update(fresh)
     if any(not any(dims.at_least(dims.sub(v.numel, b.numel), 0) for v in kept) for b in found):
-        raise NotApart
+        raise NotSplittable
     return frozenset(found)
 
 
@@ -246,20 +246,20 @@ class _Laws:
         self.values = {v.id: v for op in region.ops for v in (*op.inputs, *op.outputs)}
 
     def follower(self, op: Op) -> _Follower | None:
-        """How a reduction of the cascade follows others; None if it reads none. Raises NotApart if it cannot."""
+        """How a reduction of the cascade follows others; None if it reads none. Raises NotSplittable if it cannot."""
         assert op.expr is not None and op.expr.reduction is not None
         body = self.composed(op, op.expr.body[0])
         leaves = [x for x in dict.fromkeys(walk(body)) if self.member(x) is not None]
         if not leaves:
             return None
         if any(x.dtype.is_half or axis(a) in axes_of(x) for x in leaves for a in op.expr.reduce):
-            raise NotApart
+            raise NotSplittable
         upstream = tuple(self.upstream(x, op.expr.reduce[0]) for x in leaves)
         law = derive(op.expr.reduction, (body,), upstream, op.expr.reduce)
         if not isinstance(law, Law) or law.hazard or law.rank > 1 or len(law.statistics) > 1:
-            raise NotApart
+            raise NotSplittable
         if any(g.centred or not g.closed for g in law.statistics):
-            raise NotApart
+            raise NotSplittable
         made = law.states[0]
         expr = replace(op.expr, reduction=made.reduction)
         state = self.as_op(op, expr, (made.body,), ())

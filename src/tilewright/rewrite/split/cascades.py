@@ -137,11 +137,11 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
     counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
     made = (split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts)
     ways = ((m[0], _kernels(*m)) for m in made if m is not None)
-    whole = Kernel(region.ops, _owed(region))
+    whole = Kernel(region.ops, _required_results(region))
     return fastest_split(whole, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
 
 
-def _owed(region: Graph) -> tuple[Value, ...]:
+def _required_results(region: Graph) -> tuple[Value, ...]:
     return tuple(v for v in region.outputs if isinstance(v, Value))
 
 
@@ -157,7 +157,8 @@ def _kernels(region: Graph, states: frozenset[Value]) -> tuple[Kernel, Kernel]:
             todo += [producer[v] for v in op.inputs if v in producer]
     ops = tuple(op for op in region.ops if op in first)
     rest = tuple(op for op in region.ops if op not in first)
-    return Kernel(ops, tuple(v for op in ops for v in op.outputs if v in states)), Kernel(rest, _owed(region))
+    partial = Kernel(ops, tuple(v for op in ops for v in op.outputs if v in states))
+    return partial, Kernel(rest, _required_results(region))
 
 
 def _numbered(parts: Graph, region: Graph, fresh: int) -> list[Op]:

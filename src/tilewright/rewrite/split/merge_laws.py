@@ -6,7 +6,7 @@ A part leaves, and a merge makes of that:
     of singles that may cancel, a double            their sum, rounded once                  `IN_WIDE_PARTS`
     number, mean, squared distances from it         Chan, Golub, LeVeque 1979                `means_of_parts`
     number, sum, squared distances from the mean    the same                                 `moments_of_parts`
-    what follows a running maximum                  the same, brought to that of all         the online law (`brought`)
+    what follows a running maximum                  the same, rescaled to that of all        online law, `rescale_state`
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def split_moments(
         if pair is None or pair.first not in ops:
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
-        tried = _in_parts(pair, inside, fresh, SPLIT_MOMENTS.min_rows_per_core_whole * cores, hints)
+        tried = _in_parts(pair, inside, fresh, SPLIT_MOMENTS.min_unsplit_rows_per_core * cores, hints)
         new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
         if new is None:
             continue
@@ -133,7 +133,7 @@ def _pair(inside: Inside, second: Op) -> _Pair | None:
     if table is None or not _divides(mean, first):
         return None
     moved = substitute(distance.args[0], {axis(a): b for a, b in table.items()})
-    return _Pair(first, second) if inside.whole(moved) is inside.whole(inside.body(first)) else None
+    return _Pair(first, second) if inside.inlined(moved) is inside.inlined(inside.body(first)) else None
 
 
 def _is_sum(op: Op) -> bool:

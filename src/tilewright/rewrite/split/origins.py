@@ -20,7 +20,7 @@ from tilewright.rewrite.algebra.region import renumber_reads
 
 from .seen_reads import Inside
 
-LARGE = 2.0**60
+MAX_ORIGIN = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""
 
 Divides = Callable[[Expr], bool]
@@ -30,7 +30,7 @@ def origin(expr: TensorExpr) -> Expr:
     """The first element of a column, from which all others are counted; 0 in the place of a large one, and where there
     is no element."""
     first = substitute(expr.body[0], {axis(a): dims.ZERO for a in expr.reduce})
-    zero, most = const(0, first.dtype), const(LARGE, first.dtype)
+    zero, most = const(0, first.dtype), const(MAX_ORIGIN, first.dtype)
     near = where(call("lt", call("abs", first), most), first, zero)
     count = dims.prod(a.extent for a in expr.reduce)
     return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)
@@ -40,7 +40,7 @@ def from_memory(op: Op, inside: Inside) -> Op | None:
     """`op` over what lies in memory, with the pointwise ops before it as part of its body: another kernel that reads
     one element would have all of them stored. None where these are too deep."""
     assert op.expr is not None
-    body = inside.whole(inside.body(op))
+    body = inside.inlined(inside.body(op))
     reads = [x for x in walk(body) if x.op == "read"]
     if any(inside.opened(x) is not x for x in reads):
         return None

@@ -74,7 +74,7 @@ def list_splits(
     if not has_neutral(expr.reduction):
         return []
     term = expr.body[0]
-    summed = (lambda: term) if inside is None else (lambda: inside.whole(inside.body(op)))
+    summed = (lambda: term) if inside is None else (lambda: inside.inlined(inside.body(op)))
     law = IN_WIDE_PARTS if target.wide_sums and may_cancel(expr, summed) else law_of(expr.reduction)
     if inside is not None and policy.together and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))

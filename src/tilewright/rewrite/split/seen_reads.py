@@ -48,8 +48,8 @@ class Inside:
             e = opened
         return e
 
-    def whole(self, e: Expr) -> Expr:
-        """`e` with everything pointwise opened."""
+    def inlined(self, e: Expr) -> Expr:
+        """`e` with everything pointwise put in."""
         for _ in range(MASK_SEARCH.max_pointwise_ops):
             table = {x: y for x in walk(e) if x.op == "read" and (y := self.opened(x)) is not x}
             if not table:
@@ -73,7 +73,7 @@ class Inside:
 
     def are_halves(self, op: Op) -> bool:
         """Whether the elements of `op` are numbers in half precision."""
-        x = self.whole(self.body(op))
+        x = self.inlined(self.body(op))
         return x.op == "cast" and x.args[0].op == "read" and x.args[0].dtype.is_half
 
     def offsets(self, op: Op) -> list[Expr]:
@@ -90,7 +90,7 @@ class Inside:
     def _accesses(self, op: Op) -> list[tuple[int, Expr]]:
         """The elements of each value that is read, and the place of the one that is read."""
         found: list[tuple[int, Expr]] = []
-        for x in walk(self.whole(self.body(op))):
+        for x in walk(self.inlined(self.body(op))):
             if x.op == "read" and isinstance(x.value, int):
                 v = self.values[x.value]
                 layout = self.layouts.get(v)

@@ -30,7 +30,7 @@ from .fast_path import Direct, Surroundings, direct_of, without_scalars
 
 
 class Sessions(Protocol):
-    """What the front door hands down: a backend for Dynamo, and what it has compiled."""
+    """What the entry point hands down: a backend for Dynamo, and what it has compiled."""
 
     recorder: Recorder | None
 
@@ -119,7 +119,7 @@ class TracedWay:
         return TracedWay(target, self.session.fresh(), self.naming, oblivious=self.oblivious)
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Compile without running: the graph's first call is stopped at its door."""
+        """Compile without running: the graph's first call is stopped before it runs."""
         self.recorder.stop = True
         try:
             self._call(args, kwargs)
@@ -211,7 +211,7 @@ class TracedWay:
         if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
             return None
         if isinstance(runner, Frozen):
-            around.watch(runner.marks)
+            around.watch(runner.weight_versions)
             inner_given = [inner_given[i] for i in runner.live]
             runner = runner.runner
         if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]

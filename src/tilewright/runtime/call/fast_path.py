@@ -70,7 +70,7 @@ class Surroundings:
         self._names: list[object] = []
         self._values: list[object] = []
         self._counted: list[Sized] = []
-        self._marks: tuple[tuple[Tensor, int, int], ...] = ()
+        self._versions: tuple[tuple[Tensor, int, int], ...] = ()
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         reached = _reached(target)
         self._modules = [x for x in reached if isinstance(x, torch.nn.Module)]
@@ -103,15 +103,15 @@ class Surroundings:
         self._names += names
         self._values += [held[n] for n in names]
 
-    def watch(self, marks: Sequence[tuple[Tensor, int, int]]) -> None:
+    def watch(self, versions: Sequence[tuple[Tensor, int, int]]) -> None:
         """Also compare address and version of these tensors (version -1: it has none)."""
-        self._marks = tuple(marks)
+        self._versions = tuple(versions)
 
     def unchanged(self) -> bool:
         """Whether every name still means the same object, and no gradient is asked for."""
         if self.tensors and _grad() and any(t.requires_grad for t in self.tensors):
             return False
-        for t, address, version in self._marks:
+        for t, address, version in self._versions:
             if t.data_ptr() != address or (version >= 0 and t._version != version):
                 return False
         try:

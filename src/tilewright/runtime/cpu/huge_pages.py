@@ -14,7 +14,7 @@ from torch import Tensor
 from tilewright.runtime.plan.tensors import Make
 from tilewright.tuning.thresholds import CPU_WORK
 
-PAGE = 2 << 20
+LARGE_PAGE_BYTES = 2 << 20
 """Bytes of a large page."""
 
 
@@ -34,8 +34,8 @@ def on_large_pages(t: Tensor) -> Tensor:
     A system that refuses (or has none) leaves everything as it was."""
     advise = _advise()
     if advise is not None:
-        start = -(-t.data_ptr() // PAGE) * PAGE
-        end = (t.data_ptr() + t.untyped_storage().nbytes()) // PAGE * PAGE
+        start = -(-t.data_ptr() // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+        end = (t.data_ptr() + t.untyped_storage().nbytes()) // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
         if end > start:
             advise(start, end - start, mmap.MADV_HUGEPAGE)
     return t

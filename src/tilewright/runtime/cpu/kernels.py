@@ -18,7 +18,7 @@ from tilewright.runtime.plan.launch import Launching, Table
 from tilewright.runtime.store.cache import Store
 from tilewright.tuning.thresholds import CPU_WORK
 
-from .native_call import Outside, WholeCall, attach, call_of
+from .native_call import NativeCall, Outside, attach, call_of
 from .pool import pool
 from .toolchain import built, load
 
@@ -54,11 +54,11 @@ has no declared type: converting it would take as long as the call."""
 
 @dataclass(frozen=True, slots=True)
 class Launchers:
-    """The native `tw_launch` and `tw_launch_here`, and what makes whole calls (see `attach`)."""
+    """The native `tw_launch` and `tw_launch_here`, and what makes native calls (see `attach`)."""
 
     launch: Callable[..., int]
     here: Callable[..., int]
-    whole: Callable[[object], WholeCall] | None
+    native_call: Callable[[object], NativeCall] | None
 
 
 _launchers: list[Launchers] = []
@@ -135,18 +135,18 @@ class NativeUnit:
 
         return run
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         """A call that does nothing but run `launches`, as a function of its own that keeps `owner`; None where one is
         worth a second thread."""
         table, brief = self._table(launches, bases, sizes)
-        make = self._launchers.whole if brief else None
+        make = self._launchers.native_call if brief else None
         return None if make is None else call_of(make, table, bases, outside, owner)
 
     def table_of(

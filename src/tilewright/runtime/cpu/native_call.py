@@ -16,7 +16,7 @@ import torch
 
 from tilewright.runtime.plan.tensors import Make
 
-MOST = 32
+MAX_TENSORS = 32
 """Inputs and outputs together."""
 
 
@@ -59,7 +59,7 @@ class _Output(ctypes.Structure):
     )
 
 
-class _Whole(ctypes.Structure):
+class _CallRecord(ctypes.Structure):
     _fields_ = (
         ("run", ctypes.c_void_p),
         ("bases", ctypes.c_void_p),
@@ -72,11 +72,11 @@ class _Whole(ctypes.Structure):
     )
 
 
-WholeCall = Callable[[list[object]], list[object] | None]
+NativeCall = Callable[[list[object]], list[object] | None]
 """Runs on the arguments, and empties their list; None, and nothing has happened, if one lies in memory otherwise."""
 
 
-def attach(library: ctypes.CDLL) -> Callable[[object], WholeCall] | None:
+def attach(library: ctypes.CDLL) -> Callable[[object], NativeCall] | None:
     """What makes a callable of a tuple whose first item is the address of a call; None where interpreters have no lock,
     or no such interface."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -89,20 +89,20 @@ def attach(library: ctypes.CDLL) -> Callable[[object], WholeCall] | None:
         return None
     table = Python(*found, *map(id, Python.OBJECTS))
     library.tw_attach_python(ctypes.byref(table))
-    maker = ctypes.cast(library.tw_whole_call, ctypes.c_void_p).value
+    maker = ctypes.cast(library.tw_native_call, ctypes.c_void_p).value
     assert maker is not None
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(maker)
 
 
 def call_of(
-    callable_of: Callable[[object], WholeCall],
+    callable_of: Callable[[object], NativeCall],
     run: ctypes.Structure,
     bases: array[int],
     outside: Outside,
     owner: object,
-) -> WholeCall | None:
+) -> NativeCall | None:
     """The call that runs `run` on memory of `outside` and of `owner`; None if it has too many operands."""
-    if len(outside.inputs) + len(outside.outputs) > MOST:
+    if len(outside.inputs) + len(outside.outputs) > MAX_TENSORS:
         return None
     place = id  # what is meant is the object itself, which `kept` holds
     inputs = (_Input * max(1, len(outside.inputs)))()
@@ -112,8 +112,8 @@ def call_of(
     for row, (k, slot, shape, strides, dtype) in zip(outputs, outside.outputs, strict=False):
         row.place, row.slot = k, slot
         row.shape, row.strides, row.dtype = place(shape), place(strides), place(dtype)
-    whole = _Whole(
+    record = _CallRecord(
         ctypes.addressof(run), bases.buffer_info()[0], len(outside.inputs), len(outside.outputs),
         ctypes.addressof(inputs), ctypes.addressof(outputs), place(outside.make), place(outside.fail),
     )  # fmt: skip
-    return callable_of((ctypes.addressof(whole), whole, inputs, outputs, run, bases, outside, owner))
+    return callable_of((ctypes.addressof(record), record, inputs, outputs, run, bases, outside, owner))

@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
 from tilewright.ir.sizes.host import number
 from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
-from tilewright.plan.late import root_of
+from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.own.product import linear_of
 from tilewright.runtime.plan.bound import Workspace

@@ -18,7 +18,7 @@ from tilewright.runtime.store.cache import Store
 
 from .toolchain import built
 
-VERSION = 5
+ABI_VERSION = 5
 SOURCES = tuple(Path(__file__).parents[1] / "native" / name for name in ("pool.cpp", "hold.cpp"))
 
 
@@ -32,7 +32,7 @@ class Pool:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.tw_version.restype = ctypes.c_int64
-        if library.tw_version() != VERSION:
+        if library.tw_version() != ABI_VERSION:
             raise BuildError("the thread pool is of another version", phase="load")
         library.tw_workers.restype = ctypes.c_int64
         library.tw_resize.argtypes = [ctypes.c_int64, ctypes.c_int]

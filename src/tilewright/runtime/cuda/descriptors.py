@@ -17,9 +17,9 @@ from tilewright.lower.variants import ALIGNMENT
 
 from .job import Box
 
-BYTES, ALIGNED = 128, 64
-"""Of a descriptor."""
-MOST_ELEMENTS, MOST_BYTES = (1 << 31) - 1, 1 << 40
+DESCRIPTOR_BYTES, DESCRIPTOR_ALIGNMENT = 128, 64
+"""Of a descriptor in memory, in bytes."""
+MAX_EXTENT, MAX_STRIDE_BYTES = (1 << 31) - 1, 1 << 40
 """Limits of an extent and of a stride."""
 
 
@@ -65,7 +65,7 @@ def tensors(
         strides = tuple(size(e, sizes) for e in d.strides)
         start = size(d.start, sizes) * element
         steps = [s * element for s in strides[:-1]]
-        if not all(1 <= e <= MOST_ELEMENTS for e in extents) or not all(0 < s < MOST_BYTES for s in steps):
+        if not all(1 <= e <= MAX_EXTENT for e in extents) or not all(0 < s < MAX_STRIDE_BYTES for s in steps):
             return None
         if any(s % ALIGNMENT for s in (start, *steps)):
             return None
@@ -78,19 +78,19 @@ def maps(
 ) -> tuple[ctypes.Array[Map], list[int], list[object]]:
     """Records for the native side, where each argument stands that the descriptors are to a kernel, and what must be
     kept. `pointers`: number of a parameter -> its number among the pointers of the launch."""
-    memory = ctypes.create_string_buffer(BYTES * len(shown) + ALIGNED)
-    first = -(-ctypes.addressof(memory) // ALIGNED) * ALIGNED
+    memory = ctypes.create_string_buffer(DESCRIPTOR_BYTES * len(shown) + DESCRIPTOR_ALIGNMENT)
+    first = -(-ctypes.addressof(memory) // DESCRIPTOR_ALIGNMENT) * DESCRIPTOR_ALIGNMENT
     records = (Map * max(1, len(shown)))()
     values = array("q", [n for t in shown for n in (*t.extents, *t.strides)])
     places: list[int] = []
     done = values.buffer_info()[0]
     for k, (record, t) in enumerate(zip(records, shown, strict=False)):
         rank = len(t.extents)
-        record.place, record.pointer, record.start = first + BYTES * k, pointers[t.param], t.start
+        record.place, record.pointer, record.start = first + DESCRIPTOR_BYTES * k, pointers[t.param], t.start
         record.type, record.swizzle, record.rank = t.box.type, t.box.swizzle, rank
         record.extents[:rank] = t.extents[::-1]
         record.strides[:rank] = [s * t.element for s in t.strides[::-1]]
         record.box[:rank] = t.box.shape[::-1]
-        places += [first + BYTES * k, *range(done, done + 16 * rank, 8)]
+        places += [first + DESCRIPTOR_BYTES * k, *range(done, done + 16 * rank, 8)]
         done += 16 * rank
     return records, places, [memory, records, values]

@@ -54,12 +54,12 @@ class DriverOutOfMemory(DriverError, torch.OutOfMemoryError):
     """The driver had no memory left: for code, for what threads keep outside registers, for a graph."""
 
 
-NO_MEMORY = 2
+OUT_OF_MEMORY = 2
 """The driver's number for it."""
 
 
 def _refused(code: int, message: str) -> DriverError:
-    kind = DriverOutOfMemory if code == NO_MEMORY else DriverError
+    kind = DriverOutOfMemory if code == OUT_OF_MEMORY else DriverError
     return kind(message, phase="run")
 
 

@@ -17,7 +17,7 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.ir.sizes.host import Number, number, size
 from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.launch import Launching
 from tilewright.tuning.thresholds import GPU_WORK
 
@@ -25,7 +25,7 @@ from .build import Built
 from .descriptors import Tensor, maps, tensors
 from .driver import Device, current_stream
 
-MOST_BLOCKS = (1 << 31) - 1
+MAX_GRID_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""
 
 UNBUILT = -1_000_000
@@ -161,8 +161,10 @@ class CudaUnit:
             blocks *= max(0, size(g.extent, sizes))
         if not blocks:
             return None
-        if blocks > MOST_BLOCKS:
-            raise UnsupportedError(f"a kernel needs {blocks} blocks, a GPU runs {MOST_BLOCKS}", phase="run")
+        if blocks > MAX_GRID_BLOCKS:
+            raise UnsupportedError(
+                f"a kernel needs {blocks} blocks, a GPU runs {MAX_GRID_BLOCKS}", phase="run"
+            )
         wide = self.is_wide(kernel, sizes)
         generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
         special = (
@@ -255,14 +257,14 @@ class CudaUnit:
 
         return act
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         """None: what a launch needs depends on the stream."""
         return None
 

@@ -79,7 +79,7 @@ class LoopRunner:
         if looked is not None and stepwise is not None:
             for k, (ours, wanted) in enumerate(zip(made, stepwise, strict=True)):
                 what = f"result {k} of a loop without Python between its steps"
-                looked.judge(ours, wanted, wanted, what, "loop", "")
+                looked.check(ours, wanted, wanted, what, "loop", "")
         return made
 
     def _natively(

@@ -1,10 +1,10 @@
 """Loops on a GPU without Python between steps: a few steps are one CUDA graph, which is replayed as often as is needed.
 
-A graph of all steps serves a known number of them, up to `CUDA_GRAPHS.max_whole_steps`; graphs of 1, 2, 4, .. steps,
-up to `CUDA_GRAPHS.max_chunk_steps`, serve any other. They read slices from, and stack results in, memory of their own,
-a chunk at a time, and carry values from one replay to the next there. What is the same in every step is read where it
-lies if it lay there before, otherwise from a copy. Where data end the loop, steps behind its end change nothing: their
-results are not taken, and the host asks once a chunk how many steps there were.
+A graph of all steps serves a known number of them, up to `CUDA_GRAPHS.max_full_graph_steps`; graphs of 1, 2, 4, ..
+steps, up to `CUDA_GRAPHS.max_chunk_steps`, serve any other. They read slices from, and stack results in, memory of
+their own, a chunk at a time, and carry values from one replay to the next there. What is the same in every step is read
+where it lies if it lay there before, otherwise from a copy. Where data end the loop, steps behind its end change
+nothing: their results are not taken, and the host asks once a chunk how many steps there were.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class GraphLoop:
         self.loop = loop
         self.bodies = tuple(bodies)
         known = None if loop.conditional or loop.steps is None else dims.static(loop.steps)
-        self.whole = known if known is not None and known <= CUDA_GRAPHS.max_whole_steps else 0
+        self.full_graph_steps = (
+            known if known is not None and known <= CUDA_GRAPHS.max_full_graph_steps else 0
+        )
         """How many steps are one graph; 0 where graphs serve any number of steps."""
         self.recorder = recorder
         self.refused = refused
@@ -183,7 +185,7 @@ class GraphLoop:
             done, goes, length = 0, True, 1 if self.loop.conditional else CUDA_GRAPHS.max_chunk_steps
             while goes and done < most:
                 length = last_power_of_two(min(length, most - done, room))
-                if most == self.whole <= room:
+                if most == self.full_graph_steps <= room:
                     length = most
                 chunk = self._chunk(found, length, sliced, inner, done)
                 if chunk is None:
@@ -195,7 +197,7 @@ class GraphLoop:
                 stacks.take(chunk.stacks, done, made)
                 done += made
                 length = min(2 * length, CUDA_GRAPHS.max_chunk_steps) if self.loop.conditional else length
-            return [x.clone() for x in found.state], stacks.whole(), goes
+            return [x.clone() for x in found.state], stacks.joined(), goes
 
     def _fill(self, found: _Sizes, state: Sequence[Tensor], outer: Sequence[Argument]) -> None:
         """Put what a call brings where graphs read it."""
@@ -329,7 +331,7 @@ class _Stacks:
         first = self.steps - done - made if self.backwards else done
         copy_all([whole[first : first + made] for whole in self.pieces[0]], stacks)
 
-    def whole(self) -> list[Tensor]:
+    def joined(self) -> list[Tensor]:
         """All of it."""
         pieces = self.pieces[::-1] if self.backwards else self.pieces
         return [x[0] if len(x) == 1 else torch.cat(x) for x in zip(*pieces, strict=True)]

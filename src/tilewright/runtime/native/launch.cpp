@@ -75,17 +75,17 @@ TW_API int64_t tw_launch(const tw_run* run) {
   return error;
 }
 
-// --- A whole call, as a function of Python's ---
+// --- A call of a plan, as a function of Python's ---
 
 typedef void* tw_object;  // PyObject*
 
-// What is used of Python's stable C interface, declared by hand; the names are `Python.FUNCTIONS` in whole.py.
+// What is used of Python's stable C interface, declared by hand; the names are `Python.FUNCTIONS` in native_call.py.
 struct tw_python {
   tw_object (*function)(void* method, tw_object self, tw_object module);
   tw_object (*first)(tw_object tuple, intptr_t place);
   tw_object (*item)(tw_object list, intptr_t place);
   unsigned long long (*number)(tw_object);
-  tw_object (*whole_number)(long long);
+  tw_object (*integer)(long long);
   int (*compare)(tw_object, tw_object, int how);
   tw_object (*call)(tw_object function, tw_object const* args, size_t count, tw_object names);
   tw_object (*call_method)(tw_object name, tw_object const* args, size_t count, tw_object names);
@@ -108,7 +108,7 @@ struct tw_output {
   tw_object shape, strides, dtype;
 };
 
-struct tw_whole {
+struct tw_call {
   const tw_run* run;
   char** bases;  // those of `run`
   int64_t inputs, outputs;
@@ -118,7 +118,7 @@ struct tw_whole {
 };
 
 namespace {
-const int MOST = 32;  // inputs and outputs together; `MOST` in whole.py
+const int MAX_TENSORS = 32;  // inputs and outputs together; `MAX_TENSORS` of native_call.py
 const int EQUAL = 2;  // Py_EQ
 tw_python python;
 
@@ -142,7 +142,7 @@ char* address(tw_object t, bool& bad) {
 }
 
 // Makes the outputs; null with an error set.
-tw_object outputs(const tw_whole* w, char** at) {
+tw_object outputs(const tw_call* w, char** at) {
   tw_object made = python.list(w->outputs);
   bool bad = !made;
   for (int64_t k = 0; k < w->outputs && !bad; k++) {
@@ -158,14 +158,14 @@ tw_object outputs(const tw_whole* w, char** at) {
   return bad ? nullptr : made;
 }
 
-// (self: a tuple whose first item is the address of a tw_whole; args: the list of arguments, which is emptied) -> the list
+// (self: a tuple whose first item is the address of a tw_call; args: the list of arguments, which is emptied) -> the list
 // of results; None, and nothing has happened, if an input lies in memory in another way than compiled for.
 //
 // Other threads may run while Python makes something. So addresses are kept here until the kernels run, which no other
 // thread can interrupt.
-tw_object whole_call(tw_object self, tw_object args) {
-  const tw_whole* w = (const tw_whole*)(uintptr_t)python.number(python.first(self, 0));
-  char* at[MOST];
+tw_object native_call(tw_object self, tw_object args) {
+  const tw_call* w = (const tw_call*)(uintptr_t)python.number(python.first(self, 0));
+  char* at[MAX_TENSORS];
   for (int64_t k = 0; k < w->inputs; k++) {
     tw_object t = python.item(args, w->input[k].place);
     int same = t ? lies(w->input[k], t) : -1;
@@ -183,7 +183,7 @@ tw_object whole_call(tw_object self, tw_object args) {
   for (int64_t k = 0; k < w->outputs; k++) w->bases[w->output[k].slot] = at[w->inputs + k];
   if (int64_t error = tw_launch_here(w->run)) {
     python.drop(made);
-    tw_object code = python.whole_number(error);
+    tw_object code = python.integer(error);
     made = code ? python.call(w->fail, &code, 1, nullptr) : nullptr;
     if (code) python.drop(code);
     return made;
@@ -197,11 +197,11 @@ struct {  // PyMethodDef
   tw_object (*function)(tw_object, tw_object);
   int convention;  // METH_O
   const char* text;
-} method = {"call", whole_call, 8, nullptr};
+} method = {"call", native_call, 8, nullptr};
 }  // namespace
 
-// Called once, before `tw_whole_call`.
+// Called once, before `tw_native_call`.
 TW_API void tw_attach_python(const tw_python* found) { python = *found; }
 
 // The function of Python's that makes the call which `self` names, and keeps `self`.
-TW_API tw_object tw_whole_call(tw_object self) { return python.function(&method, self, nullptr); }
+TW_API tw_object tw_native_call(tw_object self) { return python.function(&method, self, nullptr); }

@@ -48,7 +48,7 @@ from .conv_window import Window, dense, laid_out, window_of
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
 )
-MOST_TAPS = 64
+MAX_DEPTHWISE_TAPS = 64
 """Taps of a depthwise convolution that the native side has room for."""
 
 _ACTIVATIONS = (
@@ -82,13 +82,13 @@ class _Task(ctypes.Structure):
     )
 
 
-def maker(target: Target, store: Store, options: Options, *, late: bool = False) -> Maker:
-    """What `library.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
+def maker(target: Target, store: Store, options: Options, *, pack_lazily: bool = False) -> Maker:
+    """What `library.specialise` asks; it is built (or loaded) when it is asked first."""
     made: list[Products] = []
 
     def make(task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         if not made:
-            made.append(Products(target, store, options, late=late))
+            made.append(Products(target, store, options, pack_lazily=pack_lazily))
         return made[0](task)
 
     return make
@@ -163,15 +163,15 @@ def _library(flags: tuple[str, ...], store: Store, options: Options) -> ctypes.C
 class Products:
     """Makes calls for products with frozen weights and for attention; give an instance to `library.specialise`.
 
-    With `late`, weights are packed by the first call that reads them: whoever runs the calls must see to it that the
-    weights do not change before. Raises what `build` raises."""
+    With `pack_lazily`, weights are packed by the first call that reads them: whoever runs the calls must see to it that
+    the weights do not change before. Raises what `build` raises."""
 
-    def __init__(self, target: Target, store: Store, options: Options, *, late: bool = False) -> None:
+    def __init__(self, target: Target, store: Store, options: Options, *, pack_lazily: bool = False) -> None:
         library = _library(target.compiler_flags, store, options)
         threads = pool(store, options)
         for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64
-        self._late = late
+        self._pack_lazily = pack_lazily
         library.tw_attach.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64]
         worth = max(1, int(target.flops / target.cores * target.handover_seconds))
         library.tw_attach(threads.parallel, threads.resizing, threads.held, worth)
@@ -229,7 +229,7 @@ class Products:
     def _fits(self, weight: Tensor, window: Window, groups: int) -> bool:
         columns, inner = weight.shape[0], weight.shape[1]
         if groups > 1:  # each channel on its own
-            return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
+            return groups == columns and inner == 1 and weight[0, 0].numel() <= MAX_DEPTHWISE_TAPS
         half = max(1, self.panel // 2)
         return (
             inner * window.run >= OWN_KERNELS.min_run_elements
@@ -248,7 +248,7 @@ class Products:
         if found & _NOT_FINITE:
             return None
         packed = once(functools.partial(self._packed, weight))
-        if not self._late:
+        if not self._pack_lazily:
             packed()
         return packed
 

@@ -72,13 +72,13 @@ class Timer:
         names = [s.value.name for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
         return dims.evaluate(e, {name: self.sizes.get(name, SIZES.unseen_size) for name in names})
 
-    def recall(self, task: str) -> str | None:
+    def known_choice(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
         were are too noisy to tell and this compilation, which has measured others, can measure it again."""
         last = self._trials(task)[-1:]
         if not last:
             return None
-        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_verdicts:
+        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_choices:
             self.repeated += 1
             return None
         return str(last[0]["fastest"])

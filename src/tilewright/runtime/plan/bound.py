@@ -16,9 +16,9 @@ from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
-from tilewright.plan.late import root_of
+from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.tuning.input_limits import KEPT_MEMORY
 from tilewright.tuning.thresholds import CPU_WORK
 
@@ -332,12 +332,12 @@ class Workspace:
         self.lasting[b] = t.as_strided(shape, strides, t.storage_offset() + offset)
         return []
 
-    def whole(self, outside: Outside) -> WholeCall | None:
+    def native_call(self, outside: Outside) -> NativeCall | None:
         """A call that does nothing but run kernels once, as a function of its own that keeps this memory."""
         unit, steps = self.part.unit, self.part.segment.steps
         if unit is None or len(steps) != 1 or not isinstance(steps[0], Launches):
             return None
-        return unit.whole(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
+        return unit.native_call(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
 
     def located(self, step: Launches) -> list[Launching]:
         """Launches with the memory of their parameters."""

@@ -86,13 +86,13 @@ class Bound:
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         self.free: list[Workspace] = []
-        self.keep = False
+        self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
         self.quick = _is_quick(plan) and checks is None
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.run: Quick | None = (self.whole_run() or self.quick_run()) if self.quick else None
+        self.run: Quick | None = (self.native_run() or self.quick_run()) if self.quick else None
 
     def pool(self) -> list[Workspace]:
         """The workspaces that a call may take now, and where it puts back what it has used."""
@@ -118,22 +118,22 @@ class Bound:
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
-        if self.keep:
+        if self.retains:
             self.pool().append(workspace)
 
     def retain(self, keep: bool) -> None:
         """Whether to keep workspaces from now on, if they are small enough."""
-        self.keep = keep and self.first.arena_bytes <= self.keep_bytes
+        self.retains = keep and self.first.arena_bytes <= self.keep_bytes
         if not keep:
             self.free.clear()
 
-    def whole_run(self) -> Quick | None:
+    def native_run(self) -> Quick | None:
         """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
         if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
         inputs = [(k, b, None if dense else strides) for k, b, strides, dense in self._lying()]
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        found = self.fresh().whole(Outside(inputs, outputs, self.first.make, raise_error))
+        found = self.fresh().native_call(Outside(inputs, outputs, self.first.make, raise_error))
         return cast(Quick | None, found)  # it takes what the plan says
 
     def _lying(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
@@ -178,7 +178,7 @@ class Bound:
                 if code := launch():
                     raise_error(code)
             args.clear()
-            if self.keep:
+            if self.retains:
                 free.append(workspace)
             return made if ordered else [made[k] for k in order]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 
 Launching = tuple[int, Sequence[tuple[int, int]]]
 """A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
@@ -29,14 +29,14 @@ class Unit(Protocol):
         `alone` marks are left to the caller's thread."""
         ...
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         """A call that does nothing but run `launches`, as a function of its own that keeps `owner`, if that is
         possible."""
         ...
@@ -78,7 +78,7 @@ class Record(ctypes.Structure):
 class Table:
     """Launch records of one run of kernels, with the memory that they point to."""
 
-    __slots__ = ("_keep", "address", "brief", "count")
+    __slots__ = ("_alive", "address", "brief", "count")
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Table:
             record.slots = slots.buffer_info()[0] + 8 * done
             record.offsets = offsets.buffer_info()[0] + 8 * done
             done += len(params)
-        self._keep = (slots, offsets, records)
+        self._alive = (slots, offsets, records)
         self.address = ctypes.addressof(records)
         self.count = len(rows)
 

@@ -3,7 +3,7 @@
 A kernel's meaning are its ops under the interpreter, rounded as eager rounds, beside the same in float64; a call's is
 what the program asked for, run again on copies of the operands in their own types and in float64, with the same random
 numbers. A loop's body is a plan of its own, whose steps are looked at one by one; then all of them are held against the
-program's own loop, and what runs without Python against them. The fp64 rule judges; of few elements eager's error may
+program's own loop, and what runs without Python against them. The fp64 rule decides; of few elements eager's error may
 be nothing, so that `VERIFICATION.max_rule_ratio` is allowed. Slow, and for finding faults only: the first step that
 differs is named."""
 
@@ -66,7 +66,7 @@ class Checks:
     """Whether nothing can be looked at now."""
 
     def around_launch(self, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
-        """Run a kernel and judge what it makes."""
+        """Run a kernel and check what it makes."""
         kernel = self.kernels.get(launch)
         if kernel is None:
             return [act]
@@ -100,12 +100,12 @@ class Checks:
                 origin = next(op for op in kernel.ops if v in op.outputs)
                 what = f"kernel {launch.kernel}: {names}"
                 place = self._place(origin)
-                self.judge(look(b, tensors), eager[v], exact[v], what, origin.name, place)
+                self.check(look(b, tensors), eager[v], exact[v], what, origin.name, place)
 
         return [checked]
 
     def around_call(self, step: Call, acts: Sequence[Act], run: Callable[[Call], Act]) -> list[Act]:
-        """Run a call (the first of `acts`), look whose memory its results are, and judge what comes of the rest."""
+        """Run a call (the first of `acts`), look whose memory its results are, and check what comes of the rest."""
         call, *rest = acts
 
         def aliases(tensors: Tensors) -> None:
@@ -134,7 +134,7 @@ class Checks:
                 t = tensors[b]
                 if isinstance(t, Tensor) and isinstance(e, Tensor) and isinstance(r, Tensor):
                     exactly = r if r.dtype is torch.float64 else e
-                    self.judge(t, e, exactly, step.call.name, step.call.name, step.place)
+                    self.check(t, e, exactly, step.call.name, step.call.name, step.place)
 
         return [checked]
 
@@ -169,7 +169,7 @@ class Checks:
         """Where the user's source says what an op computes, if that is known."""
         return self.origins[op.origin].place if 0 <= op.origin < len(self.origins) else ""
 
-    def judge(self, made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = "") -> None:
+    def check(self, made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = "") -> None:
         """Raise WrongResult unless a result errs by rounding alone."""
         made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
         wide = exact.double() if made.is_floating_point() else exact

@@ -55,8 +55,8 @@ class BuiltLibraries:
             "library", covers.identity, toolchain(target, options), code_identity(PRINTING)
         )
 
-    def recall(self, task: Sequence[str]) -> Path | None:
-        """The library of these kernels, if it was built before and is whole."""
+    def get(self, task: Sequence[str]) -> Path | None:
+        """The library of these kernels, if it was built before and is complete."""
         folder = self.store.get(self._key(task))
         if folder is None:
             return None
@@ -68,8 +68,8 @@ class BuiltLibraries:
             return None
         return None if found is None else found / LIBRARY
 
-    def keep(self, task: Sequence[str], library: Path) -> None:
-        """Write down that `library`, an entry of the store, was built for these kernels."""
+    def put(self, task: Sequence[str], library: Path) -> None:
+        """Store that `library`, an entry of the store, was built for these kernels."""
         self.store.put(self._key(task), {FILE: json.dumps(library.parent.name).encode()})
 
     def _key(self, task: Sequence[str]) -> str:

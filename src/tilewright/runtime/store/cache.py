@@ -82,7 +82,7 @@ class Store:
             return None
         folder = root / key[:2] / key
         try:
-            if not _whole(folder):
+            if not _check_files(folder):
                 return None
             with contextlib.suppress(OSError):
                 os.utime(folder / MANIFEST)  # when it was last used, for `_trim`
@@ -174,7 +174,7 @@ class Store:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
-                if _is_whole(target):
+                if _is_complete(target):
                     return target
                 _move_aside(target, staging)
             raise OSError(errno.EEXIST, "an entry stands in the way", str(target))
@@ -267,7 +267,7 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _whole(folder: Path) -> bool:
+def _check_files(folder: Path) -> bool:
     """Whether the manifest is there and every file matches it. Raises `OSError` as the file system does."""
     try:
         listed = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -282,9 +282,9 @@ def _whole(folder: Path) -> bool:
     return True
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
-        return _whole(folder)
+        return _check_files(folder)
     except OSError:
         return False
 

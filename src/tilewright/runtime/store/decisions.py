@@ -17,7 +17,8 @@ FILE = "decision.json"
 
 
 class Decisions:
-    """The `Memory` of a store, for one machine, one set of options, one version of the compiler, and typical sizes."""
+    """The `DecisionCache` of a store, for one machine, one set of options and typical sizes, and one version of the
+    compiler."""
 
     def __init__(self, target: Target, store: Store, options: Options, sizes: Mapping[str, int]) -> None:
         self.store = store
@@ -25,7 +26,7 @@ class Decisions:
             target.digest(), options.digest(), repr(sorted(sizes.items())), code_identity(DECIDING)
         )
 
-    def recall(self, task: str) -> object | None:
+    def get(self, task: str) -> object | None:
         """What an earlier process decided; None for an entry that cannot be read."""
         folder = self.store.get(self._key(task))
         if folder is None:
@@ -36,8 +37,8 @@ class Decisions:
             LOG.info("no decision is taken from %s: %s", folder, error)
             return None
 
-    def keep(self, task: str, decision: object) -> None:
-        """Write a decision down."""
+    def put(self, task: str, decision: object) -> None:
+        """Store a decision."""
         self.store.put(self._key(task), {FILE: json.dumps(decision, indent=1).encode()})
 
     def _key(self, task: str) -> str:

@@ -100,7 +100,7 @@ def _across(lane: Axis, target: Target) -> int:
 def _inner(a: Axis, width: int) -> int:
     """The tile of another class: the whole of a short one, in whole registers."""
     extent = dims.static(a.extent)
-    if extent is None or extent > CPU_MATMUL.max_whole_extent:
+    if extent is None or extent > CPU_MATMUL.max_untiled_extent:
         return CPU_MATMUL.streamed_step_elements
     step = max(width, CONTRACTION.min_block_side)
     return -(-extent // step) * step

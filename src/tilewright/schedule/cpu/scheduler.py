@@ -24,7 +24,7 @@ class Vectors:
 
     begin_multiple = 1
     follows_lists = False
-    takes_few_rows = False
+    takes_skinny_products = False
     splits = SplitPolicy(CPU_SPLITS, CASCADE_PARTS.for_few_cores, tries_all=False, together=False)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:

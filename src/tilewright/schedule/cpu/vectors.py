@@ -50,7 +50,9 @@ def vector_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule:
     wide = tile if lane in grid else 1
     made = Schedule(
         Tiling(tuple(plans), lane, beside=inner[-1] if side > 1 else None),
-        memory=Memory(scratch_cost=_keep(form, target, wide, hints), past_caches=_stream(form, target)),
+        memory=Memory(
+            scratch_cost=_scratch_cost(form, target, wide, hints), past_caches=_stream(form, target)
+        ),
         math=Math(reciprocals=True),
     )
     return made.changed(next_point=_ahead(form, made, target))
@@ -229,14 +231,14 @@ def nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]
     return order
 
 
-def _keep(form: Form, target: Target, wide: int, hints: SizeHints) -> int:
+def _scratch_cost(form: Form, target: Target, wide: int, hints: SizeHints) -> int:
     capacity = target.core.capacity
     reduced = {a for i in form.items for a in i.reduce}
     for i in form.items:
         row = hints.estimate(dims.prod(a.extent for a in (i.reduce if i.is_fold else i.kept) if a in reduced))
         if 4 * row * wide > capacity:
             return 0
-    return CPU_VECTORS.min_kept_cost
+    return CPU_VECTORS.min_scratch_cost
 
 
 def _stream(form: Form, target: Target) -> tuple[Sized, ...]:
@@ -271,7 +273,7 @@ def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
     if not grid or grid[-1].chunk or schedule.tiling.lane is None or cache is None:
         return ()
     found: dict[int, Expr] = {}
-    working = [i for i in form.outputs if sum(map(cost, i.body)) >= CPU_VECTORS.min_kept_cost]
+    working = [i for i in form.outputs if sum(map(cost, i.body)) >= CPU_VECTORS.min_scratch_cost]
     for item, (param, offset) in [(i, a) for i in (*form.folds.values(), *working) for a in i.accesses()]:
         if param != item.param:
             row = dims.coefficient(offset, axis(grid[-1].axis))

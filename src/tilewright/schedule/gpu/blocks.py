@@ -69,7 +69,10 @@ def block_schedule(
             shape, most, GPU_COLUMNS.odd_columns if misaligned else access, target, hints
         )
     elif (
-        found and found.kind == "columns" and not misaligned and _few_rows(form, shape, found, target, hints)
+        found
+        and found.kind == "columns"
+        and not misaligned
+        and _underfills(form, shape, found, target, hints)
     ):
         inner, entry = _deep_blocks(shape, most, access, target, hints)
     elif found and found.kind == "columns":
@@ -84,8 +87,8 @@ def block_schedule(
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
     made = _made(form, shape, Blocks(tiles, warps, entry.stages), most, multiplied=False)
-    early = GPU_ROWS.max_early_bytes_per_thread * made.launch.warps * target.lanes
-    return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=early)
+    hoisted = GPU_ROWS.max_hoisted_bytes_per_thread * made.launch.warps * target.lanes
+    return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=hoisted)
 
 
 def _column_blocks(
@@ -356,7 +359,7 @@ def _chunk_blocks(
     return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
 
 
-def _few_rows(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
+def _underfills(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
     """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
     blocks = _product(

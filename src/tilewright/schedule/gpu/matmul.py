@@ -86,8 +86,8 @@ def product_blocks(
     for a in tiled:
         if a in shape.grid:
             continue
-        if most.get(a, GPU_MATMUL.max_whole_extent + 1) <= (
-            MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_whole_extent
+        if most.get(a, GPU_MATMUL.max_untiled_extent + 1) <= (
+            MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_untiled_extent
         ):
             fixed[a] = max(CONTRACTION.min_block_side, next_power_of_two(most[a]))
         else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied
-from tilewright.form.lane_softmax import if_whole
+from tilewright.form.lane_softmax import if_divisible
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
@@ -28,7 +28,7 @@ class Blocks:
 
     begin_multiple = GPU_BLOCKS.begin_multiple
     follows_lists = True
-    takes_few_rows = True
+    takes_skinny_products = True
     splits = SplitPolicy(GPU_SPLITS, CASCADE_PARTS.of_reductions, tries_all=True, together=True)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
@@ -64,7 +64,7 @@ class Blocks:
                 found.form, block_schedule(found.form, target, hints, None, tuning, odd=True)
             )
             made += [(odd, form, schedule)] if schedule != found.schedule else []
-        whole = if_whole(found.form, found.schedule, target)
+        whole = if_divisible(found.form, found.schedule, target)
         return made if whole is None else [*made, whole]
 
 

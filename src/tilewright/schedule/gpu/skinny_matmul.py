@@ -47,7 +47,7 @@ def summed_blocks(
     step = min(*blocks, *(SKINNY_MATMUL.block_matrix_elements // _volume(tiles, m) for m in made.values()))
     if (
         _volume(tiles, rows) > SKINNY_MATMUL.max_rows
-        or any(tiles[a] > GPU_MATMUL.max_whole_extent for a in wide)
+        or any(tiles[a] > GPU_MATMUL.max_untiled_extent for a in wide)
         or step < SKINNY_MATMUL.min_step_elements
     ):
         return None

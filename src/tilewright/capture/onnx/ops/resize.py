@@ -30,7 +30,7 @@ class Axis:
     by_size: bool = False
 
     @property
-    def whole(self) -> int | None:
+    def integer_scale(self) -> int | None:
         """The scale as an integer, if it is one and gives exactly `out`."""
         if not is_symbolic(self.scale) and self.scale >= 1 and float(self.scale).is_integer():
             return int(self.scale)
@@ -161,9 +161,9 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
     if spatial not in (1, 2, 3) or how.antialias or any(a.dim < 2 for a in axes):
         return None
     sizes = [next((a.out for a in axes if a.dim == d), x.shape[d]) for d in range(2, x.dim())]
-    exact = all(a.whole is not None for a in axes)
+    exact = all(a.integer_scale is not None for a in axes)
     if how.mode == "nearest":
-        powers = exact and all((a.whole or 0) & ((a.whole or 0) - 1) == 0 for a in axes)
+        powers = exact and all((a.integer_scale or 0) & ((a.integer_scale or 0) - 1) == 0 for a in axes)
         floors = how.coordinates == "asymmetric" and how.nearest in ("floor", OPSET_10)
         rounds = how.coordinates in ("half_pixel", "pytorch_half_pixel") and how.nearest.startswith("round")
         if powers and (floors or rounds):
@@ -185,7 +185,7 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
 def resample(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor:
     """Resample all axes whose size or scale changes."""
     check_size([a.out for a in axes], "Resize")
-    moving = [a for a in axes if not (a.whole == 1 and how.coordinates != "tf_crop_and_resize")]
+    moving = [a for a in axes if not (a.integer_scale == 1 and how.coordinates != "tf_crop_and_resize")]
     if not moving:
         return x
     direct = _direct(x, moving, how)

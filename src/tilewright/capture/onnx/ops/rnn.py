@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewright.capture.onnx.looped import Operands, Steps, kept_whole, looped
+from tilewright.capture.onnx.looped import Operands, Steps, becomes_one_op, looped
 from tilewright.capture.onnx.registry import op
 from tilewright.errors import UnsupportedError
 
@@ -149,7 +149,7 @@ def _walk(
         kept = tuple(torch.where(live[0], n, o) for n, o in zip(new, state, strict=True))
         return (*kept, torch.where(live[0], new[0], torch.zeros_like(new[0])))
 
-    if kept_whole(steps):
+    if becomes_one_op(steps):
 
         def run(
             counter: Tensor, state: Sequence[Tensor], parts: Sequence[Tensor], held: Held

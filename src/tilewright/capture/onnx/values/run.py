@@ -161,7 +161,7 @@ def has_symbols(x: Tensor) -> bool:
     return any(isinstance(d, torch.SymInt) for d in x.shape)
 
 
-def settle(x: Tensor) -> Tensor:
+def order_strides(x: Tensor) -> Tensor:
     """A contiguous copy where torch would have to guess the order of symbolic strides.
 
     Its rule for the strides of elementwise results asks whether a size divides a smaller stride, which becomes a

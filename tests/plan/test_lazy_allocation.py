@@ -28,9 +28,9 @@ def chain(x: Tensor, w: Tensor) -> list[Tensor]:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+def lazy(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     placed = compiler.place_of
-    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), lazy_memory=True))
     gm = make_fx(chain, tracing_mode="fake")(*inputs())
     return compile_fx(gm, Options(), trusted=True, kind="forward")
 
@@ -49,17 +49,17 @@ def plan_of(made: Compiled) -> Plan:
     return plan
 
 
-def test_results_are_the_same(late: Compiled) -> None:
+def test_results_are_the_same(lazy: Compiled) -> None:
     """As those of the plan with an arena, bit by bit."""
     x, w = inputs()
     plain = compile_fx(make_fx(chain, tracing_mode="fake")(x, w), Options(), trusted=True)
     for _ in range(2):
-        for got, want in zip(late.executable([x, w]), plain.executable([x, w]), strict=True):
+        for got, want in zip(lazy.executable([x, w]), plain.executable([x, w]), strict=True):
             assert isinstance(got, Tensor) and isinstance(want, Tensor) and torch.equal(got, want)
 
 
-def test_large_buffers_are_made_once_before_their_first_use_and_freed(late: Compiled) -> None:
-    plan = plan_of(late)
+def test_large_buffers_are_made_once_before_their_first_use_and_freed(lazy: Compiled) -> None:
+    plan = plan_of(lazy)
     (segment,) = plan.segments
     own = [k for k, b in enumerate(plan.buffers) if b.home is Home.OUTPUT]
     assert own and not any(b.home is Home.ARENA for b in plan.buffers), "all of it is large"
@@ -74,11 +74,11 @@ def test_large_buffers_are_made_once_before_their_first_use_and_freed(late: Comp
 
 def test_small_ones_stay_in_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = compiler.place_of
-    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), lazy_memory=True))
     x, w = (t[:64, :64].contiguous() for t in inputs())
     made = compile_fx(make_fx(chain, tracing_mode="fake")(x, w), Options(), trusted=True, kind="forward")
     homes = [b.home for b in plan_of(made).buffers if b.home is not Home.INPUT]
-    assert Home.ARENA in homes and 64 * 64 * 4 < MEMORY.min_late_buffer_bytes
+    assert Home.ARENA in homes and 64 * 64 * 4 < MEMORY.min_lazy_buffer_bytes
     for got, want in zip(made.executable([x, w]), chain(x, w), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -94,7 +94,7 @@ def test_inference_has_one_arena() -> None:
 def test_kernels_alone_keep_no_large_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they run as if all their memory were there at the start."""
     placed = compiler.place_of
-    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), lazy_memory=True))
 
     def columns(x: Tensor) -> list[Tensor]:
         wide = torch.softmax(x, -1)

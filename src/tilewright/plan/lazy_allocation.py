@@ -67,5 +67,5 @@ def root_of(buffers: Sequence[Buffer], b: int) -> int:
 def _is_large(b: Buffer, hints: SizeHints) -> bool:
     return (
         b.home is Home.ARENA
-        and hints.estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= MEMORY.min_late_buffer_bytes
+        and hints.estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= MEMORY.min_lazy_buffer_bytes
     )
