@@ -47,7 +47,7 @@ class ConvolutionOfChannels(Routine):
 
     def bind(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         """What runs."""
-        convolution, last = torch.ops.aten.convolution.default, torch.channels_last
+        convolution, last = torch.convolution, torch.channels_last
         window = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
         def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

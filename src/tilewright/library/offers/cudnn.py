@@ -23,8 +23,6 @@ from tilewright.ir.task import Convolution
 
 from .offer import Epilogue, Fusible, channels_last
 
-_ops = torch.ops.aten
-
 
 @dataclass(frozen=True)
 class RectifiedConvolution(Routine):
@@ -41,9 +39,9 @@ class RectifiedConvolution(Routine):
         """What runs."""
         window = (self.stride, self.padding, self.dilation, self.groups)
         if self.added:
-            with_sum = _ops.cudnn_convolution_add_relu.default
+            with_sum = torch.cudnn_convolution_add_relu
             return lambda x, w, b, z: with_sum(_laid(x), w, _laid(z), 1.0, b, *window)
-        alone = _ops.cudnn_convolution_relu.default
+        alone = torch.cudnn_convolution_relu
         return lambda x, w, b: alone(_laid(x), w, b, *window)
 
 
