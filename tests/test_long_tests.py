@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.long_tests import MOST_SECONDS, chosen, long_tests, measured
+from tests.long_tests import LAWS, MOST_SECONDS, chosen, long_tests, measured
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,3 +31,9 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     rows = (f'<testcase classname="tests.m.{f}" name="test_{n}" time="{s}"/>' for f, n, s in cases)
     report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
     assert chosen(measured(report)) == {"tests/m/a.py": ["test_x", "test_y"]}
+
+
+def test_laws_of_the_code_are_never_long() -> None:
+    seconds = {file: {"test_a": [9 * MOST_SECONDS], "test_b": [0.0]} for file in (*LAWS, "tests/m/a.py")}
+    assert chosen(seconds) == {"tests/m/a.py": ["test_a"]}
+    assert not LAWS & long_tests().keys()
