@@ -14,10 +14,35 @@ from torch import fx
 
 from tilewright.capture.loops.repeats import Repeat
 
-_ENTER = (torch.amp.autocast_mode._enter_autocast, torch.autograd.grad_mode._enter_inference_mode)
-_EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_inference_mode)
+_ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+_EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
+_ENTER = (torch.amp.autocast_mode._enter_autocast, _ENTER_INFERENCE)
+_EXIT = (torch.amp.autocast_mode._exit_autocast, _EXIT_INFERENCE)
 SET_GRADIENTS = torch._C._set_grad_enabled
 MODES = (SET_GRADIENTS, *_ENTER, *_EXIT)
+
+
+def infer_without_gradients(gm: fx.GraphModule) -> None:
+    """Let regions of `inference_mode`, in place, be regions without gradients, which give the same values. Torch cannot
+    trace views that such a region takes of what is made outside of it, and leaves the process in a mode in which no op
+    runs. Within the mode itself there is nothing to change."""
+    if torch.is_inference_mode_enabled():
+        return
+    asks, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
+    for n in gm.graph.nodes:
+        if n.target is SET_GRADIENTS:
+            asks = bool(n.args[0])
+        elif n.target in (_ENTER_INFERENCE, _EXIT_INFERENCE):
+            entered = n.target is _ENTER_INFERENCE
+            if entered:
+                before[n] = asks
+            asks = not n.args[0] if entered else before[n.args[0]]
+            with gm.graph.inserting_before(n):
+                gm.graph.call_function(SET_GRADIENTS, (asks,))
+    for n in reversed(gm.graph.nodes):
+        if n.target in (_ENTER_INFERENCE, _EXIT_INFERENCE):
+            gm.graph.erase_node(n)
+    gm.recompile()
 
 
 def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
