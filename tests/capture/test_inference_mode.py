@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def views(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -54,3 +56,20 @@ def test_within_the_mode_nothing_changes() -> None:
     x, w = torch.randn(70, 4), torch.randn(4)
     with torch.inference_mode():
         torch.testing.assert_close(torch.compile(views, backend="tilewright")(x, w), views(x, w))
+
+
+def inside(h: Tensor, w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        k, rest = h.view(-1)[0] * 1, h[1:]
+    return torch.tanh(h * w) + k + rest.sum()
+
+
+def called(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = cast(Tensor, checkpoint(inside, x[0], w, use_reentrant=False)) + x[1]
+    with torch.no_grad():
+        silent = cast(Tensor, checkpoint(inside, h, w, use_reentrant=False)) * w
+    return h, silent * w
+
+
+def test_in_called_functions() -> None:
+    torch.testing.assert_close(seen(torch.compile(called, backend="tilewright")), seen(called))

@@ -26,9 +26,13 @@ def infer_without_gradients(gm: fx.GraphModule) -> None:
     """Let regions of `inference_mode`, in place, be regions without gradients, which give the same values. Torch cannot
     trace views that such a region takes of what is made outside of it, and leaves the process in a mode in which no op
     runs. Within the mode itself there is nothing to change."""
-    if torch.is_inference_mode_enabled():
-        return
-    asks, before = torch.is_grad_enabled(), dict[fx.Node, bool]()
+    if not torch.is_inference_mode_enabled():
+        _infer_without_gradients(gm, torch.is_grad_enabled())
+
+
+def _infer_without_gradients(gm: fx.GraphModule, asks: bool) -> None:
+    """The same in a graph that is entered with gradients or without, and in the functions that it calls."""
+    before: dict[fx.Node, bool] = {}
     for n in gm.graph.nodes:
         if n.target is SET_GRADIENTS:
             asks = bool(n.args[0])
@@ -39,10 +43,15 @@ def infer_without_gradients(gm: fx.GraphModule) -> None:
             asks = not n.args[0] if entered else before[n.args[0]]
             with gm.graph.inserting_before(n):
                 gm.graph.call_function(SET_GRADIENTS, (asks,))
+        for function in n.all_input_nodes:
+            body = getattr(gm, str(function.target), None) if function.op == "get_attr" else None
+            if isinstance(body, fx.GraphModule):
+                _infer_without_gradients(body, asks)
     for n in reversed(gm.graph.nodes):
         if n.target in (_ENTER_INFERENCE, _EXIT_INFERENCE):
             gm.graph.erase_node(n)
-    gm.recompile()
+    if before:
+        gm.recompile()
 
 
 def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
