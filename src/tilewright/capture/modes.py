@@ -14,10 +14,44 @@ from torch import fx
 
 from tilewright.capture.loops.repeats import Repeat
 
-_ENTER = (torch.amp.autocast_mode._enter_autocast, torch.autograd.grad_mode._enter_inference_mode)
-_EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_inference_mode)
+_ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+_EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
+_ENTER = (torch.amp.autocast_mode._enter_autocast, _ENTER_INFERENCE)
+_EXIT = (torch.amp.autocast_mode._exit_autocast, _EXIT_INFERENCE)
 SET_GRADIENTS = torch._C._set_grad_enabled
 MODES = (SET_GRADIENTS, *_ENTER, *_EXIT)
+
+
+def infer_without_gradients(gm: fx.GraphModule) -> None:
+    """Let regions of `inference_mode`, in place, be regions without gradients, which give the same values. Torch cannot
+    trace views that such a region takes of what is made outside of it, and leaves the process in a mode in which no op
+    runs. Within the mode itself there is nothing to change."""
+    if not torch.is_inference_mode_enabled():
+        _infer_without_gradients(gm, torch.is_grad_enabled())
+
+
+def _infer_without_gradients(gm: fx.GraphModule, asks: bool) -> None:
+    """The same in a graph that is entered with gradients or without, and in the functions that it calls."""
+    before: dict[fx.Node, bool] = {}
+    for n in gm.graph.nodes:
+        if n.target is SET_GRADIENTS:
+            asks = bool(n.args[0])
+        elif n.target in (_ENTER_INFERENCE, _EXIT_INFERENCE):
+            entered = n.target is _ENTER_INFERENCE
+            if entered:
+                before[n] = asks
+            asks = not n.args[0] if entered else before[n.args[0]]
+            with gm.graph.inserting_before(n):
+                gm.graph.call_function(SET_GRADIENTS, (asks,))
+        for function in n.all_input_nodes:
+            body = getattr(gm, str(function.target), None) if function.op == "get_attr" else None
+            if isinstance(body, fx.GraphModule):
+                _infer_without_gradients(body, asks)
+    for n in reversed(gm.graph.nodes):
+        if n.target in (_ENTER_INFERENCE, _EXIT_INFERENCE):
+            gm.graph.erase_node(n)
+    if before:
+        gm.recompile()
 
 
 def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -110,3 +110,11 @@ def test_weights_in_one_piece_of_memory_are_a_loop() -> None:
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(layer, backend="tilewright")(x)[0], layer(x)[0])
     assert loops() == [["loop"]]
+
+
+@pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.RNN])
+def test_a_recurrent_layer_without_biases_is_a_loop(layer: type[torch.nn.GRU] | type[torch.nn.RNN]) -> None:
+    model, x = layer(4, 6, bias=False), torch.randn(70, 2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="tilewright")(x), model(x))
+    assert loops() == [["loop"]]

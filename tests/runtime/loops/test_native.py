@@ -120,6 +120,24 @@ def test_joined_steps_give_what_single_ones_give(tmp_path: Path, joins: list[int
             torch.testing.assert_close(have, torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_only_written_has_its_address_in_joined_steps(joins: list[int]) -> None:
+    """No kernel reads `last`, and the loop gives its value: a copy of bytes alone knows where it lies."""
+
+    def f(x: torch.Tensor, scale: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        h = x[0]
+        for t in range(70):
+            last = torch.mul(scale, scale, out=last)
+            h = torch.tanh(h * last + x[t])
+        return h
+
+    compiled = torch.compile(f, backend="tilewright")
+    for _ in range(3):
+        given, last = (torch.randn(70, 3, 4), torch.randn(4)), torch.zeros(4)
+        torch.testing.assert_close(compiled(*given, last), f(*given, torch.zeros(4)))
+        assert torch.equal(last, given[1] * given[1])
+    assert joins
+
+
 def test_joined_plans_of_many_sizes_and_callers(tmp_path: Path, joins: list[int]) -> None:
     lstm(tmp_path / "m.onnx", 48, 3)
     model = tilewright.compile(tmp_path / "m.onnx")

@@ -36,7 +36,7 @@ from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
-from tilewright.capture.modes import kept_modes
+from tilewright.capture.modes import infer_without_gradients, kept_modes
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
@@ -119,6 +119,7 @@ def through_autograd(
     refuse_overlapping_writes(gm)
     copy_what_bodies_leave(gm)
     lay_masks(gm)
+    infer_without_gradients(gm)
     loops = roll_loops(gm)
     given = [*_held(gm), *example_inputs]
     build = build if plain is None else around_sides(build, plain)

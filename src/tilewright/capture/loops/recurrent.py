@@ -202,8 +202,9 @@ def _rnn(plain: Layer) -> Layer:
             return plain(inp, hidden, params, has_biases, hidden_fn, reverse=reverse)
         held = (params[1], params[3]) if has_biases else (params[1],)
 
-        def step(h: Tensor, now: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
-            after = hidden_fn(now, h, None, None, weight, bias)
+        def step(h: Tensor, now: Tensor, weight: Tensor, *rest: Tensor) -> list[Tensor]:
+            # no default: torch would take its parameter for an operand
+            after = hidden_fn(now, h, None, None, weight, rest[0] if has_biases else None)
             return [after, after.clone()]
 
         made, last = _scanned(step, [hidden], inp, params, has_biases, held, reverse)

@@ -173,10 +173,13 @@ class Joined:
         return torch.empty(self.layouts.shapes[b], dtype=torch_dtype(self.part.plan.buffers[b].spec.dtype))
 
     def _results(self) -> None:
-        """Memory for what calls make: new in each call if it leaves or is large."""
+        """Memory for what calls make, new in each call if it leaves or is large; and which operands have addresses that
+        each call brings: those of calls and of copies, as kernels may read neither."""
         plan, layouts, workspace = self.part.plan, self.layouts, self.workspace
         leaving = {root_of(plan.buffers, o) for o in plan.outputs if isinstance(o, int)}
         for step in self.part.segment.steps:
+            if isinstance(step, Copy):
+                workspace.addressed |= {workspace.locate(b)[0] for b in (step.source, step.target)}
             if not isinstance(step, Call):
                 continue
             workspace.addressed |= {workspace.locate(b)[0] for b in step.inputs}
