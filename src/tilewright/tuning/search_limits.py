@@ -294,7 +294,7 @@ class ProposalChoices:
     """Rows of blocks that are numbered together (`Launch.order`), where operands exceed the last cache."""
     max_kept: int = 24
     """Proposals that are kept: each takes a second or two to build."""
-    max_alike: int = 2
+    max_alike: int = 3
     """Proposals that are kept of one tile of the result: they differ in what the model knows least of."""
 
 

@@ -68,7 +68,7 @@ def test_all_mean_the_same(name: str, machine: str) -> None:
     graph = capture(run, given)
     kernel = one_kernel(graph)
     inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
-    wanted = run_graph(graph, inputs, algebra=EXACT)
+    wanted: list[object] = list(run_graph(graph, inputs, algebra=EXACT))
     solver, found = proposed(graph, machine)
     assert found
     for solution in found:
@@ -82,7 +82,7 @@ def test_all_mean_the_same(name: str, machine: str) -> None:
 def test_sizes_may_be_unknown() -> None:
     graph = capture(product, (halves(35, 16), halves(16, 32)), [{0: "m"}, {}])
     inputs: list[Array] = [exact_random((35, 16), 1), exact_random((16, 32), 2)]
-    wanted = run_graph(graph, inputs, algebra=EXACT)
+    wanted: list[object] = list(run_graph(graph, inputs, algebra=EXACT))
     solver, found = proposed(graph)
     assert found
     for solution in found[-4:]:
@@ -144,7 +144,9 @@ def test_a_tile_that_registers_cannot_hold() -> None:
     graph = square()
     solver, found = proposed(graph)
     large = tiled(found[0].schedule, 256, 256, 64)
-    with pytest.raises(IllegalSchedule, match=r"registers hold 224 numbers of a thread, and a tile needs 312"):
+    with pytest.raises(
+        IllegalSchedule, match=r"registers hold 224 numbers of a thread, and a tile needs 312"
+    ):
         solver.solve(one_kernel(graph), graph.layouts, large)
 
 

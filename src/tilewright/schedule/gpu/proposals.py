@@ -63,8 +63,7 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
 
 
 def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
-    """The fastest of all tiles, of which a few may be the same tile of the result, each in the ways in which points of
-    the grid are numbered and operands are loaded that are worth a try."""
+    """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     legal = [
         t for t in _candidates(product, target, hints)
         if not excess(product.known(t.blocks.tiles[product.k], hints), t.blocks, target)
@@ -76,7 +75,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
         tile = tiles.rows, tiles.height, tiles.width
         if alike[tile] < PROPOSALS.max_alike and len(kept) < PROPOSALS.max_kept:
             alike[tile] += 1
-            kept += _variants(product, tiles, target, hints)
+            kept += _variants(product, tiles, target, hints, both=not kept)
     return kept
 
 
@@ -95,16 +94,18 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
                 yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
 
 
-def _variants(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> list[Tiles]:
-    """Points numbered row by row and in the best of other orders; operands loaded by address and by descriptor."""
+def _variants(
+    product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, *, both: bool
+) -> list[Tiles]:
+    """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
+    address."""
     price = partial(matmul_seconds, product, target=target, hints=hints)
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
-    made = [best, *([tiles] if best != tiles else [])]
-    if target.descriptors:
-        boxes = replace(tiles.blocks, descriptors=True)
-        made = [replace(best, blocks=boxes), *made]
-    return made
+    made = [best, tiles] if both and best != tiles else [best]
+    if not target.descriptors:
+        return made
+    return [replace(t, blocks=b) for t in made for b in (replace(t.blocks, descriptors=True), t.blocks)]
 
 
 def _sides(product: PlainProduct, target: Target, hints: SizeHints) -> list[tuple[Axis, Axis]]:
