@@ -238,7 +238,7 @@ def described(shape: Shape, found: Kernels, ran: Mapping[str, Facts]) -> Facts:
     """What is known of a shape's schedules, those that `ran` with their times."""
     schedules: dict[str, Facts] = {}
     for name, scheduled in found.scheduled.items():
-        facts: Facts = {"schedule": str(scheduled.schedule), "modelled_us": scheduled.seconds * 1e6}
+        facts: Facts = {"schedule": str(scheduled.schedule), "modelled_us": (scheduled.seconds or 0.0) * 1e6}
         if name in found.missing:
             facts["not_available"] = found.missing[name]
         elif name in found.built:
