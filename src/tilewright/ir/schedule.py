@@ -142,11 +142,11 @@ class Launch:
     warps: int = 1
     stages: int = 1
     """Blocks of a loop's loads that are on their way at once."""
+    min_bytes_per_task: int = 1 << 15
+    """Work below which grid points are not worth another thread."""
     order: int = 0
     """Rows of blocks, along the last two grid classes, that are numbered together, column by column: blocks that run at
     the same time then share operands in the last cache (0: each row to its end)."""
-    min_bytes_per_task: int = 1 << 15
-    """Work below which grid points are not worth another thread."""
 
 
 RECORDS = ("tiling", "reductions", "memory", "math", "launch")
