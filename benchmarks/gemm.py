@@ -202,8 +202,8 @@ def measured(
 ) -> Facts:
     """All times of one shape. Needs the device alone."""
     device = torch.device(arguments.device)
-    run = {CUBLAS: multiply, **calls(found, target, store, device)}
     sets = [shape.inputs(device) for _ in range(sets_needed(shape.moved, device))]
+    run = {CUBLAS: multiply, **calls(found, target, store, device)}
     wrong = errors(run, sets[0])
     timed = time_runs({name: (call, sets) for name, call in run.items()}, device, arguments.rounds)
     right = [
