@@ -15,6 +15,8 @@ A core that has few blocks, or few bytes under way, does not reach the bandwidth
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.analysis.contraction import contraction, product_sides
@@ -24,6 +26,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
@@ -34,7 +37,8 @@ from .matmul import Blocks, Products, registers, shared_bytes
 @dataclass(frozen=True, slots=True)
 class PlainProduct:
     """A form that is one product of matrices with pointwise ops behind it: classes of its rows, of its columns and of
-    its sums; classes of a batch; what it sums (several products may share all classes)."""
+    its sums; classes of a batch; what it sums (several products may share all classes, and operands too); how many
+    operands there are of rows, and of columns."""
 
     form: Form
     m: Axis
@@ -43,10 +47,16 @@ class PlainProduct:
     batch: tuple[Axis, ...]
     sums: tuple[int, ...]
     operand: DType
+    operands: Mapping[Axis, int]
 
-    def known(self, depth: int, hints: SizeHints) -> Products:
+    def is_one_step(self, depth: int) -> bool:
+        """Whether steps of `depth` are a single one, whatever the sizes."""
+        extent = dims.static(self.k.extent)
+        return extent is not None and extent <= depth
+
+    def known(self, depth: int) -> Products:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
-        streamed = () if (hints.likely(self.k.extent) or depth + 1) <= depth else (self.k,)
+        streamed = () if self.is_one_step(depth) else (self.k,)
         tiled = (self.m, self.n, self.k)
         return Products(self.form, (*self.batch, self.m, self.n), tiled, streamed, {}, self.sums)
 
@@ -87,12 +97,15 @@ def plain_product(form: Form) -> PlainProduct | None:
     if any(set(i.axes) - {k} != kept or i.scan is not None for i in form.items):
         return None
     tiles = dict.fromkeys(batch, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
-    made = [contraction(i, form.params, tiles.__getitem__) for i in form.folds.values()]
-    types = {c.operand if c is not None else None for c in made}
-    operand = types.pop() if len(types) == 1 else None
-    if operand is None or not operand.is_half:
+    made = [
+        c for i in form.folds.values() if (c := contraction(i, form.params, tiles.__getitem__)) is not None
+    ]
+    types = {c.operand for c in made}
+    if len(made) < len(sides) or len(types) != 1 or not made[0].operand.is_half:
         return None
-    return PlainProduct(form, m, n, k, batch, tuple(sides), operand)
+    read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
+    operands = Counter(a for a, _ in read)
+    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands)
 
 
 def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] | None:
@@ -104,7 +117,8 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     rows, columns = (a for a in plans if a in (product.m, product.n))
     launch = schedule.launch
     tiles = {a: c.tile for a, c in plans.items()}
-    if min(tiles[a] for a in (product.m, product.n, product.k)) < CONTRACTION.min_block_side:
+    sides = (tiles[a] for a in (product.m, product.n, product.k))
+    if min(sides) < CONTRACTION.min_block_side or any(tiles[a] > 1 for a in product.batch):
         return None
     blocks = Blocks(tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors)
     return product, Tiles(blocks, rows, columns, launch.order)
@@ -132,7 +146,10 @@ class _Model:
         self.rounds = -(-self.count // target.cores)
         self.reached = min(1.0, target.alone * self.count / target.cores)
         self.together = self.blocks_of_a_core()
-        self.operand_bytes = product.operand.bytes * len(product.sums)
+        size = product.operand.bytes
+        self.row_bytes = tiles.height * product.operands[tiles.rows] * size
+        self.column_bytes = tiles.width * product.operands[tiles.columns] * size
+        """Bytes of a block's rows, and of its columns, for each product of a sum."""
 
     def turns(self, a: Axis) -> int:
         return -(-max(1, self.hints.estimate(a.extent)) // self.tiles.blocks.tiles[a])
@@ -140,7 +157,7 @@ class _Model:
     def blocks_of_a_core(self) -> int:
         """Blocks that registers, shared memory and threads let a core have at once."""
         target, blocks = self.target, self.tiles.blocks
-        known = self.product.known(self.depth, self.hints)
+        known = self.product.known(self.depth)
         threads = blocks.warps * target.lanes
         room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
         found = [target.threads // threads]
@@ -170,17 +187,16 @@ class _Model:
         above = max(1, min(groups, self.tiles.height // tall))
         passes = max(1, self.tiles.height // tall)
         beside = max(1, groups // above)
-        elements = (1 + beside) * self.tiles.height + (1 + passes) * self.tiles.width
-        moved = self.steps * self.depth * elements * self.operand_bytes
+        moved = self.steps * self.depth * ((1 + beside) * self.row_bytes + (1 + passes) * self.column_bytes)
         return self.rounds * moved / (near.bandwidth / self.target.cores)
 
     def last_cache(self) -> float:
         """What all blocks copy of their operands."""
         cache = self.target.level(MemoryKind.L2)
-        moved = self.count * self.steps * self.depth * (self.tiles.height + self.tiles.width)
+        moved = self.count * self.steps * self.depth * (self.row_bytes + self.column_bytes)
         if cache is None:
             return 0.0
-        return moved * self.operand_bytes / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio * self.reached)
+        return moved / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio * self.reached)
 
     def device(self) -> float:
         """What comes from memory, or from the last cache if all of it may lie there."""
@@ -212,24 +228,24 @@ class _Model:
 
     def _copied_ahead(self) -> int:
         """Bytes that a block has under way."""
-        step = self.depth * (self.tiles.height + self.tiles.width) * self.operand_bytes
-        return step * self._steps_ahead()
+        return self.depth * (self.row_bytes + self.column_bytes) * self._steps_ahead()
 
     def _read_again(self, room: int) -> int:
         """Bytes that are read more than once, since the last cache has no room for all operands: blocks of a wave share
         rows and columns, those of different waves share nothing."""
-        (rows, columns), tiles = self.grid, self.tiles
-        line = self.hints.estimate(self.product.k.extent) * self.operand_bytes
-        once = (rows * tiles.height + columns * tiles.width) * line
+        rows, columns = self.grid
+        depth = self.hints.estimate(self.product.k.extent)
+        once = (rows * self.row_bytes + columns * self.column_bytes) * depth
         if once <= room:
             return 0
         wave = min(rows * columns, self.target.cores * self.together)
-        high = min(rows, tiles.order or 1)
+        high = min(rows, self.tiles.order or 1)
         wide = min(columns, -(-wave // high))
         high = min(rows, max(high, -(-wave // wide)))
         waves = -(-rows * columns // wave)
         batch = max(1, self.count // (rows * columns))
-        return batch * max(0, waves * (high * tiles.height + wide * tiles.width) * line - once)
+        all_waves = waves * (high * self.row_bytes + wide * self.column_bytes) * depth
+        return batch * max(0, all_waves - once)
 
 
 def _unit(product: PlainProduct, target: Target) -> MatrixUnit | None:

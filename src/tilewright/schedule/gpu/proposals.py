@@ -66,7 +66,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     legal = [
         t for t in _candidates(product, target, hints)
-        if not excess(product.known(t.blocks.tiles[product.k], hints), t.blocks, target)
+        if not excess(product.known(t.blocks.tiles[product.k]), t.blocks, target)
     ]  # fmt: skip
     price = partial(matmul_seconds, product, target=target, hints=hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
@@ -89,8 +89,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
             if height * width < warps * GPU_MATMUL.warp_elements:
                 continue
             tiles = batch | {rows: height, columns: width, product.k: depth}
-            whole = (hints.likely(product.k.extent) or depth + 1) <= depth
-            for stages in (1,) if whole else PROPOSALS.stages:
+            for stages in (1,) if product.is_one_step(depth) else PROPOSALS.stages:
                 yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
 
 
