@@ -60,7 +60,7 @@ class Options:
 
     contractions: Contractions = "modelled"
     """Contractions whose large results are folded again (attention): kernels of our own where these are modelled as
-    faster than library calls (`modelled`), wherever they can be generated (`inside`), or never (`library`)."""
+    faster than library calls (`modelled`) or never (`library`); or kernels for all contractions (`inside`)."""
 
     rules: bool = True
     """Let guarded algebra rearrange regions around contractions before their kernels are chosen; without, they are

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
-from tilewright.ir.sizes.dims import ONE
-
 from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .identity import TOLD
@@ -239,7 +237,8 @@ class TileProgram:
 
     `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar).
     `grain` is how many grid points are worth handing to another thread at once. On machines whose threads share a grid
-    point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way.
+    point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way; points
+    are numbered with the last axis innermost, or `order` rows of the last two axes at a time, column by column.
 
     Blocks along `beside` are walked with that axis innermost, so that memory sees a stream for each of its values. With
     `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
@@ -252,9 +251,10 @@ class TileProgram:
     body: tuple[Stmt, ...]
     scratch: tuple[Buffer, ...] = ()
     lane: Axis | None = None
-    grain: Expr = ONE
+    grain: Expr = dims.ONE
     warps: int = 1
     stages: int = 1
+    order: int = 0
     beside: Axis | None = None
     reciprocals: bool = False
     aligned: bool = True
@@ -392,7 +392,7 @@ def _verify(
             _verify(s.orelse, known, blocks, states, bound, buffers)
 
 
-_DECIDED = ("lane", "grain", "warps", "stages", "beside", "reciprocals", "aligned", "contracted",
+_DECIDED = ("lane", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
             "odd_steps")  # fmt: skip
 """Fields of a program that are told where they have another value than the default."""
 

@@ -144,6 +144,9 @@ class Launch:
     """Blocks of a loop's loads that are on their way at once."""
     min_bytes_per_task: int = 1 << 15
     """Work below which grid points are not worth another thread."""
+    order: int = 0
+    """Rows of blocks, along the last two grid classes, that are numbered together, column by column: blocks that run at
+    the same time then share operands in the last cache (0: each row to its end)."""
 
 
 RECORDS = ("tiling", "reductions", "memory", "math", "launch")

@@ -49,8 +49,9 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         grain(form, schedule),
         schedule.launch.warps,
         schedule.launch.stages,
-        schedule.tiling.beside,
-        schedule.math.reciprocals,
+        beside=schedule.tiling.beside,
+        reciprocals=schedule.math.reciprocals,
+        order=schedule.launch.order if len(grid) > 1 else 0,
         contracted=schedule.math.contracted,
     )
     if schedule.memory.descriptors:

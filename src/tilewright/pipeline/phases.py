@@ -12,7 +12,7 @@ from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
 from tilewright.library.convolution_layout import lay_channels_innermost
 from tilewright.library.fuse_convolutions import fuse_convolutions
-from tilewright.library.select import select
+from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
@@ -128,6 +128,8 @@ def _choose_region_kernels(state: State) -> State:
 
 
 def _select(state: State) -> State:
+    if state.request.options.contractions == "inside":
+        return state.with_graph(drop_unread(state.graph))
     return state.with_graph(
         select(state.graph, repeated=state.request.repeated, small=state.target.small_product)
     )

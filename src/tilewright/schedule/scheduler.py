@@ -84,6 +84,19 @@ class Scheduler(Protocol):
         """The fastest of the forms that a kernel may take. Raises IllegalSchedule."""
         ...
 
+    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """Other schedules of the form, the fastest by the model first, for a clock to decide."""
+        ...
+
+    def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
+        """Raise IllegalSchedule, with level, need and capacity, if a level cannot hold what a tile needs of it."""
+        ...
+
+    def tile_seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
+        """Modelled seconds of any schedule, as `proposals` has them: by what its tiles move between levels, where there
+        is such a model."""
+        ...
+
     def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """Further schedules for sizes that are not known; the first that serves is the best."""
         ...

@@ -92,8 +92,18 @@ class Solver:
 
         return Afar(cache.capacity / 2, price)
 
-    def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
-        """Schedule and tile program of a kernel. Equal kernels get the same program object."""
+    def proposals(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
+        """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
+        decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
+        return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
+
+    def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:
+        """Schedule and tile program of a kernel. Equal kernels get the same program object.
+
+        With a `schedule`, that one, for all sizes: tiles and fields are taken as they are (`replay`). Raises
+        IllegalSchedule if a law forbids it, or if a level cannot hold a tile."""
+        if schedule is not None:
+            return self._given(kernel, layouts, schedule)
         key = kernel_key(kernel, layouts)
         if key in self.shrunk:
             return self.shrunk[key].solve(kernel, layouts)
@@ -102,12 +112,26 @@ class Solver:
         if made is None:
             made = _Lowered(lower_form(found.form, found.schedule), self._buckets(found))
             self.lowered[key] = made
-        notes = self.notes(kernel, layouts)
+        notes = (*self.notes(kernel, layouts), *self._rounding(made.program))
+        return Scheduled(
+            kernel, found.schedule, made.program, _params(kernel), made.buckets, notes, found.seconds
+        )
+
+    def _given(self, kernel: Kernel, layouts: Layouts, schedule: Schedule) -> Scheduled:
+        """A kernel under a schedule that somebody gives."""
+        target, hints = self.target, self.hints
+        form = form_under(kernel, layouts, schedule, target, self.options, hints)
+        check_roles(form, schedule)
+        self.scheduler.check_capacity(form, schedule, target)
+        program = lower_form(form, schedule)
+        notes = (*_notes(kernel, form, schedule), *self._rounding(program))
+        seconds = self.scheduler.tile_seconds(form, schedule, target, hints)
+        return Scheduled(kernel, schedule, program, _params(kernel), (), notes, seconds)
+
+    def _rounding(self, program: TileProgram) -> tuple[Note, ...]:
+        """What is told of a program whose products of fp32 read something else."""
         said = MULTIPLIED.get(self.target.singles)
-        if said is not None and any(_is_single(s) for s in made.program.statements()):
-            notes = (*notes, Note(said))
-        params = (*kernel.inputs, *kernel.outputs)
-        return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes, found.seconds)
+        return (Note(said),) if said is not None and any(_is_single(s) for s in program.statements()) else ()
 
     def notes(self, kernel: Kernel, layouts: Layouts) -> tuple[Note, ...]:
         """What is refused in a kernel: folds that wait for others, masks that skip nothing. Nothing of one that has no
@@ -211,8 +235,14 @@ def replay(
 ) -> TileProgram:
     """The tile program that a schedule stands for. Tiles and fields are taken as they are; what a step of the form
     looks up in the machine, or in the `hints` of sizes, it looks up again."""
-    form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target, hints)
-    return lower_form(form, schedule)
+    return lower_form(form_under(kernel, layouts, schedule, target, options, hints), schedule)
+
+
+def form_under(
+    kernel: Kernel, layouts: Layouts, schedule: Schedule, target: Target, options: Options, hints: SizeHints
+) -> Form:
+    """The form that a schedule is of. Raises IllegalSchedule if there is none."""
+    return take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target, hints)
 
 
 def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
@@ -228,6 +258,11 @@ def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
         names = ", ".join(f"{{{k}}}" for k in range(len(folds)))
         notes.append(Note(f"{names}: {why}", tuple(kernel.ops[n] for n in folds)))
     return tuple(notes)
+
+
+def _params(kernel: Kernel) -> tuple[Value, ...]:
+    """What a kernel's program takes, in calling order."""
+    return (*kernel.inputs, *kernel.outputs)
 
 
 def _is_single(s: Stmt) -> bool:

@@ -279,6 +279,29 @@ MATMUL_BLOCKS = MatmulBlockChoices()
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalChoices:
+    """Schedules that are proposed for a plain product of matrices, to be timed against each other."""
+
+    sides: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Tiles of the rows and of the columns of the result."""
+    depths: tuple[int, ...] = (16, 32, 64, 128)
+    """Tiles of the class that is summed over."""
+    warps: tuple[int, ...] = (4, 8)
+    """Warps of a block."""
+    stages: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """Stages of a block's loop."""
+    orders: tuple[int, ...] = (0, 4, 8, 16)
+    """Rows of blocks that are numbered together (`Launch.order`), where operands exceed the last cache."""
+    max_kept: int = 24
+    """Proposals that are kept: each takes a second or two to build."""
+    max_alike: int = 3
+    """Proposals that are kept of one tile of the result: they differ in what the model knows least of."""
+
+
+PROPOSALS = ProposalChoices()
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonLimits:
     """How ways to compute the same are timed against each other."""
 

@@ -395,6 +395,11 @@ class GpuMatmulThresholds:
     step_seconds: float
     reached_without_units_ratio: float
     half_rate_columns: int
+    warp_rows: int
+    warp_elements: int
+    short_rows_rate_ratio: float
+    overlap_loss_ratio: float
+    read_over_copy_ratio: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

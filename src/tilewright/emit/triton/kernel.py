@@ -127,6 +127,9 @@ def _grid(program: TileProgram, printer: Expressions) -> None:
     if len(names) > 1:
         printer.lines.put(f"point = {point}")
         point = "point"
+    if program.order:
+        _grouped(program, printer)
+        return
     for k in reversed(range(len(names))):
         printer.axes[program.grid[k].axis] = Term(names[k])
         extent = printer.term(program.grid[k].extent).at(UNARY) if k else ""
@@ -138,6 +141,24 @@ def _grid(program: TileProgram, printer: Expressions) -> None:
             printer.lines.put(f"point = point // {extent}")
         else:
             point = f"point // {extent}"
+
+
+def _grouped(program: TileProgram, printer: Expressions) -> None:
+    """Print the same where `program.order` rows of the last two axes are numbered together, column by column; the last
+    group may have fewer rows."""
+    *outer, rows, columns = range(len(program.grid))
+    extents = [printer.term(g.extent).at(UNARY) for g in program.grid]
+    put = printer.lines.put
+    for k in (*outer, rows, columns):
+        printer.axes[program.grid[k].axis] = Term(f"g{k}")
+    for k, inside in zip(outer, (extents[k + 1 :] for k in outer), strict=True):
+        put(f"g{k} = point // ({' * '.join(inside)})")
+        put(f"point = point % ({' * '.join(inside)})")
+    put(f"group = point // ({program.order} * {extents[columns]})")
+    put(f"place = point % ({program.order} * {extents[columns]})")
+    put(f"height = tl.minimum({extents[rows]} - {program.order} * group, {program.order})")
+    put(f"g{rows} = {program.order} * group + place % height")
+    put(f"g{columns} = place // height")
 
 
 def _heading(program: TileProgram, arguments: Sequence[Argument], helpers: Helpers) -> str:

@@ -43,6 +43,17 @@ class Vectors:
         """Rows in parts, as vectors take them."""
         return by.chosen(by.take("in_row_parts", form))
 
+    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """None: products are routines of our own, or the library's."""
+        return ()
+
+    def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
+        """Any schedule: what is larger than a cache is only slower."""
+
+    def tile_seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
+        """As `seconds`."""
+        return vector_seconds(form, schedule, target, hints)
+
     def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """None: loops take any size."""
         return ()

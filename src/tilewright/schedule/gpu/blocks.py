@@ -49,7 +49,7 @@ def block_schedule(
     products = summed_blocks(form, shape.grid, shape.inner, most, target, hints)
     products = products or product_blocks(form, shape, TileLimits(most, lists), target, tuning, hints)
     if products is not None:
-        made = _made(form, shape, products, most, multiplied=True)
+        made = schedule_of_blocks(form, shape, products, most, multiplied=True)
         return made.changed(descriptors=products.descriptors and target.descriptors)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
@@ -86,7 +86,7 @@ def block_schedule(
         warps = max(1, warps // 2)
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
-    made = _made(form, shape, Blocks(tiles, warps, entry.stages), most, multiplied=False)
+    made = schedule_of_blocks(form, shape, Blocks(tiles, warps, entry.stages), most, multiplied=False)
     hoisted = GPU_ROWS.max_hoisted_bytes_per_thread * made.launch.warps * target.lanes
     return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=hoisted)
 
@@ -132,7 +132,7 @@ def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, tar
     return warps
 
 
-def _made(
+def schedule_of_blocks(
     form: Form, shape: Shape, blocks: Blocks, most: Mapping[Axis, int], *, multiplied: bool
 ) -> Schedule:
     """The schedule of `blocks`, which have products of blocks if they are `multiplied`."""

@@ -311,8 +311,8 @@ def _part(known: Products) -> float:
     return 0.5 if any(growth(known.form.items, a) for a in known.grid) else 1.0
 
 
-def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
-    """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
+def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products, Blocks] | None:
+    """The products of blocks that a form has under a schedule, and these blocks; None if it has none."""
     tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
     if not sums:
@@ -320,12 +320,14 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
     streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED and p.tile > 1)
     grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
     known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
-    return seconds_of(
-        known,
-        Blocks(tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of),
-        target,
-        hints,
-    )
+    launch = schedule.launch
+    return known, Blocks(tiles, launch.warps, launch.stages, schedule.reductions.lane_states_of)
+
+
+def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
+    """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
+    found = blocks_of(form, schedule, target)
+    return None if found is None else seconds_of(*found, target, hints)
 
 
 def _multiplying(known: Products, c: Blocks, target: Target, hints: SizeHints) -> float:

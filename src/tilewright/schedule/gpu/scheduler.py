@@ -19,7 +19,10 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_SPLITS
 
 from .blocks import block_schedule, buckets, misalignment, row_buckets
+from .capacity import check_capacity
 from .cost import block_seconds
+from .matmul_cost import matmul_seconds, matmul_tiles
+from .proposals import proposals
 from .shared_memory import fit_shared_memory
 
 
@@ -48,6 +51,23 @@ class Blocks:
         form = by.take("pack_rows", form)
         padded, plain = by.take("with_unit_row", form), _merged(form, by)
         return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
+
+    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """Of plain products of matrices."""
+        return proposals(found, by)
+
+    def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
+        """Registers and shared memory of products of blocks."""
+        check_capacity(form, schedule, target)
+
+    def tile_seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
+        """By the model of `matmul_cost` for plain products of matrices, by that of `cost` for others."""
+        found = matmul_tiles(form, schedule)
+        return (
+            self.seconds(form, schedule, target, hints)
+            if found is None
+            else matmul_seconds(*found, target, hints)
+        )
 
     def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """For few rows, for rows that registers hold, for rows that begin where no wide access may, and for rows of

@@ -1,0 +1,254 @@
+"""Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
+
+    seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
+    terms   = multiply, shared, L2, device, arrival
+
+    multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
+    shared   = rounds * bytes that matrix units read and copies write / (bandwidth / cores)
+    L2       = blocks * (rows + columns) * depth * bytes / bandwidth
+    device   = what waves of blocks read that share rows and columns of operands, / bandwidth
+    arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
+
+A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.analysis.contraction import contraction, product_sides
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.form.implied import listed_tiles
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.schedule.cpu.cost import traffic
+from tilewright.target import MatrixUnit, MemoryKind, Target
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+
+from .matmul import Blocks, Products, registers, shared_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
+    """A form that is one product of matrices with pointwise ops behind it: classes of its rows, of its columns and of
+    its sums; classes of a batch; what it sums (several products may share all classes, and operands too); how many
+    operands there are of rows, and of columns."""
+
+    form: Form
+    m: Axis
+    n: Axis
+    k: Axis
+    batch: tuple[Axis, ...]
+    sums: tuple[int, ...]
+    operand: DType
+    operands: Mapping[Axis, int]
+
+    def is_one_step(self, depth: int) -> bool:
+        """Whether steps of `depth` are a single one, whatever the sizes."""
+        extent = dims.static(self.k.extent)
+        return extent is not None and extent <= depth
+
+    def known(self, depth: int) -> Products:
+        """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
+        streamed = () if self.is_one_step(depth) else (self.k,)
+        tiled = (self.m, self.n, self.k)
+        return Products(self.form, (*self.batch, self.m, self.n), tiled, streamed, {}, self.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Blocks of a plain product: `rows` is the class that lies along the rows of matrix units, `columns` the other one;
+    `order` as in `Launch.order`."""
+
+    blocks: Blocks
+    rows: Axis
+    columns: Axis
+    order: int = 0
+
+    @property
+    def height(self) -> int:
+        """Rows of a block."""
+        return self.blocks.tiles[self.rows]
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        return self.blocks.tiles[self.columns]
+
+
+def plain_product(form: Form) -> PlainProduct | None:
+    """The product of halves that a form is: one class a side, any number of batch classes and pointwise ops behind it;
+    None for another form."""
+    sides = {i.id: product_sides(i) for i in form.folds.values()}
+    found = [s for s in sides.values() if s is not None and all(len(side) == 1 for side in s)]
+    if not found or len(found) < len(sides) or listed_tiles(form):
+        return None
+    (m,), (n,), (k,) = found[0]
+    if any({*left, *right} != {m, n} or folded != [k] for left, right, folded in found):
+        return None
+    batch = tuple(a for a in form.classes() if a not in (m, n, k))
+    kept = {*batch, m, n}
+    if any(set(i.axes) - {k} != kept or i.scan is not None for i in form.items):
+        return None
+    tiles = dict.fromkeys(batch, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
+    made = [
+        c for i in form.folds.values() if (c := contraction(i, form.params, tiles.__getitem__)) is not None
+    ]
+    types = {c.operand for c in made}
+    if len(made) < len(sides) or len(types) != 1 or not made[0].operand.is_half:
+        return None
+    read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
+    operands = Counter(a for a, _ in read)
+    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands)
+
+
+def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] | None:
+    """The plain product that a form is and its tiles under a schedule; None if it is none, or has other roles."""
+    product = plain_product(form)
+    plans = {c.axis: c for c in schedule.tiling.classes}
+    if product is None or any(plans[a].role is not Role.GRID for a in (*product.batch, product.m, product.n)):
+        return None
+    rows, columns = (a for a in plans if a in (product.m, product.n))
+    launch = schedule.launch
+    tiles = {a: c.tile for a, c in plans.items()}
+    sides = (tiles[a] for a in (product.m, product.n, product.k))
+    if min(sides) < CONTRACTION.min_block_side or any(tiles[a] > 1 for a in product.batch):
+        return None
+    blocks = Blocks(tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors)
+    return product, Tiles(blocks, rows, columns, launch.order)
+
+
+def matmul_seconds(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> float:
+    """Modelled seconds of one launch."""
+    model = _Model(product, tiles, target, hints)
+    terms = (model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival())
+    loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
+    return target.launch_seconds + model.waiting() + max(terms) + loss
+
+
+class _Model:
+    """The terms of the sum, for one product under its tiles."""
+
+    def __init__(self, product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> None:
+        self.product, self.tiles, self.target, self.hints = product, tiles, target, hints
+        blocks = tiles.blocks
+        rows, columns = self.turns(tiles.rows), self.turns(tiles.columns)
+        batch = math.prod(max(1, hints.estimate(a.extent)) for a in product.batch)
+        self.grid, self.count = (rows, columns), batch * rows * columns
+        self.depth = blocks.tiles[product.k]
+        self.steps = self.turns(product.k)
+        self.rounds = -(-self.count // target.cores)
+        self.reached = min(1.0, target.alone * self.count / target.cores)
+        self.together = self.blocks_of_a_core()
+        size = product.operand.bytes
+        self.row_bytes = tiles.height * product.operands[tiles.rows] * size
+        self.column_bytes = tiles.width * product.operands[tiles.columns] * size
+        """Bytes of a block's rows, and of its columns, for each product of a sum."""
+
+    def turns(self, a: Axis) -> int:
+        return -(-max(1, self.hints.estimate(a.extent)) // self.tiles.blocks.tiles[a])
+
+    def blocks_of_a_core(self) -> int:
+        """Blocks that registers, shared memory and threads let a core have at once."""
+        target, blocks = self.target, self.tiles.blocks
+        known = self.product.known(self.depth)
+        threads = blocks.warps * target.lanes
+        room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
+        found = [target.threads // threads]
+        if room is not None:
+            found.append(room.capacity // (4 * threads * registers(known, blocks, target)))
+        if near is not None:
+            found.append(near.capacity // max(1, shared_bytes(known, blocks)))
+        return max(1, min(found))
+
+    def multiply(self) -> float:
+        """A unit whose rows a block does not fill leaves the work to an older, slower instruction."""
+        unit = _unit(self.product, self.target)
+        block = 2 * self.tiles.height * self.tiles.width * self.steps * self.depth * len(self.product.sums)
+        rate = unit.flops if unit is not None else self.target.flops * GPU_MATMUL.reached_without_units_ratio
+        if unit is not None and self.tiles.height < unit.shape[0]:
+            rate *= GPU_MATMUL.short_rows_rate_ratio
+        return self.rounds * block / (rate / self.target.cores)
+
+    def shared(self) -> float:
+        """Groups of warps as tall as a unit stand above each other as far as the block is high, then side by side: rows
+        are read once by each group beside, columns by each above."""
+        near, unit = self.target.level(MemoryKind.SHARED), _unit(self.product, self.target)
+        if near is None or unit is None:
+            return 0.0
+        tall = unit.shape[0]
+        groups = max(1, self.tiles.blocks.warps * GPU_MATMUL.warp_rows // tall)
+        above = max(1, min(groups, self.tiles.height // tall))
+        passes = max(1, self.tiles.height // tall)
+        beside = max(1, groups // above)
+        moved = self.steps * self.depth * ((1 + beside) * self.row_bytes + (1 + passes) * self.column_bytes)
+        return self.rounds * moved / (near.bandwidth / self.target.cores)
+
+    def last_cache(self) -> float:
+        """What all blocks copy of their operands."""
+        cache = self.target.level(MemoryKind.L2)
+        moved = self.count * self.steps * self.depth * (self.row_bytes + self.column_bytes)
+        if cache is None:
+            return 0.0
+        return moved / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio * self.reached)
+
+    def device(self) -> float:
+        """What comes from memory, or from the last cache if all of it may lie there."""
+        moved, cache = traffic(self.product.form, self.hints), self.target.level(MemoryKind.L2)
+        near = cache is not None and moved < cache.capacity // 2
+        level = cache if near and cache is not None else self.target.device
+        under_way = min(self.count, self.target.cores * self.together) * self._copied_ahead()
+        needed = self.target.device.bandwidth * self.target.latency
+        share = min(self.reached, under_way / needed) if needed else self.reached
+        again = 0 if cache is None or near else self._read_again(cache.capacity // 2)
+        return (moved + again) / (level.bandwidth * share)
+
+    def arrival(self) -> float:
+        """A step's operands take as long as memory answers, whatever their size."""
+        return self.rounds * self.steps * self.target.latency / (self._steps_ahead() * self._side_by_side())
+
+    def waiting(self) -> float:
+        """Each step ends at a barrier, which the steps ahead hide, or without these waits for memory; a block begins
+        and ends alone, with its first operands and its results under way."""
+        alone = 2 + (self.steps if self.tiles.blocks.stages == 1 else 0)
+        steps = self.steps * GPU_MATMUL.step_seconds / self._steps_ahead()
+        return (steps + alone * self.target.latency) * self.rounds / self._side_by_side()
+
+    def _side_by_side(self) -> int:
+        return min(self.together, self.rounds)
+
+    def _steps_ahead(self) -> int:
+        return max(1, min(self.steps, self.tiles.blocks.stages - 1))
+
+    def _copied_ahead(self) -> int:
+        """Bytes that a block has under way."""
+        return self.depth * (self.row_bytes + self.column_bytes) * self._steps_ahead()
+
+    def _read_again(self, room: int) -> int:
+        """Bytes that are read more than once, since the last cache has no room for all operands: blocks of a wave share
+        rows and columns, those of different waves share nothing."""
+        rows, columns = self.grid
+        depth = self.hints.estimate(self.product.k.extent)
+        once = (rows * self.row_bytes + columns * self.column_bytes) * depth
+        if once <= room:
+            return 0
+        wave = min(rows * columns, self.target.cores * self.together)
+        high = min(rows, self.tiles.order or 1)
+        wide = min(columns, -(-wave // high))
+        high = min(rows, max(high, -(-wave // wide)))
+        waves = -(-rows * columns // wave)
+        batch = max(1, self.count // (rows * columns))
+        all_waves = waves * (high * self.row_bytes + wide * self.column_bytes) * depth
+        return batch * max(0, all_waves - once)
+
+
+def _unit(product: PlainProduct, target: Target) -> MatrixUnit | None:
+    """The matrix unit that takes the operands."""
+    found = [u for u in target.matrix_units if u.operand == product.operand.name]
+    return max(found, key=lambda u: u.flops, default=None)

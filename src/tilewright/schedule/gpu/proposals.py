@@ -1,0 +1,129 @@
+"""Schedules that are proposed for a plain product of matrices, for a clock to decide between them.
+
+All tiles, warps, stages and orders of blocks are enumerated (`PROPOSALS`), those that registers or shared memory cannot
+hold are dropped, and the model of `matmul_cost` ranks the others. Of the fastest a few of each tile are kept: the model
+knows more of tiles than of warps and stages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product as choices
+
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Axis
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.lower.legality import check_roles
+from tilewright.schedule.cpu.cost import traffic
+from tilewright.schedule.scheduler import Comparison, Solution
+from tilewright.target import MemoryKind, Target
+from tilewright.tuning.search_limits import PROPOSALS
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+
+from .block_shape import shape_of
+from .blocks import schedule_of_blocks
+from .capacity import excess
+from .matmul import Blocks
+from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
+
+
+def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
+    """Other schedules of a form, the fastest by the model first; none if it is no plain product of matrices."""
+    product = plain_product(found.form)
+    if product is None:
+        return ()
+    target, hints = by.target, by.hints
+    made: list[Solution] = []
+    for tiles in _kept(product, target, hints):
+        form, schedule = by.completed(found.form, schedule_of_tiles(product, tiles, hints))
+        try:
+            check_roles(form, schedule)
+        except IllegalSchedule:
+            continue
+        made.append(Solution(schedule, form, matmul_seconds(product, tiles, target, hints), found.rows))
+    return sorted(made, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
+
+
+def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> Schedule:
+    """The schedule that walks a product in these tiles, rows outside columns."""
+    shape = shape_of(product.form, hints)
+    most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
+    made = schedule_of_blocks(product.form, shape, tiles.blocks, most, multiplied=True)
+    place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, product.k))}
+    classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
+    return made.changed(
+        classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors
+    )  # fmt: skip
+
+
+def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
+    """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
+    legal = [
+        t for t in _candidates(product, target, hints)
+        if not excess(product.known(t.blocks.tiles[product.k]), t.blocks, target)
+    ]  # fmt: skip
+    price = partial(matmul_seconds, product, target=target, hints=hints)
+    alike: Counter[tuple[Axis, int, int]] = Counter()
+    kept: list[Tiles] = []
+    for tiles in sorted(legal, key=price):
+        tile = tiles.rows, tiles.height, tiles.width
+        if alike[tile] < PROPOSALS.max_alike and len(kept) < PROPOSALS.max_kept:
+            alike[tile] += 1
+            kept += _variants(product, tiles, target, hints, both=not kept)
+    return kept
+
+
+def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:
+    """All tiles of a product, whether they fit or not."""
+    batch = dict.fromkeys(product.batch, 1)
+    depths = _ladder(product.k, PROPOSALS.depths, hints)
+    for rows, columns in _sides(product, target, hints):
+        tall, wide = (_ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
+        for height, width, depth, warps in choices(tall, wide, depths, PROPOSALS.warps):
+            if height * width < warps * GPU_MATMUL.warp_elements:
+                continue
+            tiles = batch | {rows: height, columns: width, product.k: depth}
+            for stages in (1,) if product.is_one_step(depth) else PROPOSALS.stages:
+                yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
+
+
+def _variants(
+    product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, *, both: bool
+) -> list[Tiles]:
+    """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
+    address."""
+    price = partial(matmul_seconds, product, target=target, hints=hints)
+    orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
+    best = min((replace(tiles, order=o) for o in orders), key=price)
+    made = [best, tiles] if both and best != tiles else [best]
+    if not target.descriptors:
+        return made
+    return [replace(t, blocks=b) for t in made for b in (replace(t.blocks, descriptors=True), t.blocks)]
+
+
+def _sides(product: PlainProduct, target: Target, hints: SizeHints) -> list[tuple[Axis, Axis]]:
+    """Which class lies along the rows of matrix units: that of the product's own rows, or, where these are too few for
+    a unit, the other one too."""
+    tall = max((u.shape[0] for u in target.matrix_units if u.operand == product.operand.name), default=0)
+    straight = [(product.m, product.n)]
+    short = (hints.likely(product.m.extent) or tall) < tall
+    return [*straight, (product.n, product.m)] if short else straight
+
+
+def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
+    """Tiles for a class: none that is more than the next power of two of its extent."""
+    extent = hints.likely(a.extent)
+    top = max(CONTRACTION.min_block_side, next_power_of_two(extent)) if extent is not None else max(sizes)
+    return sorted({min(s, top) for s in sizes})
+
+
+def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
+    """Whether the last cache has no room for what the product reads and writes."""
+    cache = target.level(MemoryKind.L2)
+    return cache is not None and traffic(product.form, hints) > cache.capacity // 2
