@@ -1,4 +1,5 @@
-"""The programs that are compiled: the corpus of the lowering, attention cores, steps of training, and named models."""
+"""The programs that are compiled: the corpus of the lowering, attention cores, long reductions, steps of training, and
+named models."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 import tilewright
 from tests.support.attention_cores import free
 from tests.support.corpus import CASES, Case
+
+from .long_reductions import LONG
 
 Dims = Mapping[str, Mapping[int, str]] | None
 MODELS = ("bert-base", "llama", "resnet-50", "convnext-t", "mobilenet-v2", "swin-t")
@@ -112,6 +115,8 @@ def programs() -> Iterator[Program]:
             for loose in (False, True):
                 text = f"attention-{name}-{str(dtype)[6:]}{'-dynamic' if loose else ''}"
                 yield Program(text, _of_core(name, dtype, loose))
+    for name, f, inputs, dims in LONG:
+        yield Program(f"long-{name}", partial(compiled, f, inputs, dims))
     yield Program("training-residual", partial(trained, Residual, (4, 8, 16, 16)))
     yield Program("training-layer", partial(trained, Layer, (2, 32, 64)))
     for name in MODELS:
