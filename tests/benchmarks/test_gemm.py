@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.gemm import CUBLAS, SHAPES, USUAL, Shape, build, calls, child, kernels, summary
-from tests.runtime.cuda import conftest
-from tests.runtime.cuda.launches import launches
+from tests.support.cuda import fake_driver
+from tests.support.cuda.launches import launches
 
 from benchmarks import gemm
 from tilewright.options import Options
@@ -23,7 +23,7 @@ from tilewright.target import preset
 
 SMALL = Shape(64, 128, 256)
 
-library, fake, gpu = conftest.library, conftest.fake, conftest.gpu
+library, fake, gpu = fake_driver.library, fake_driver.fake, fake_driver.gpu
 """Fixtures: a driver that only writes down what it is asked."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.cuda.triton_sources import product, scaled
+from tests.support.cuda.triton_sources import product, scaled
 
 from tilewright.errors import BuildError, KernelRefused
 from tilewright.lower.variants import Variant
@@ -158,7 +158,7 @@ def test_settings_of_triton_do_not_reach_workers(store: Store, monkeypatch: pyte
 
 def test_a_process_ends_with_its_workers(tmp_path: Path) -> None:
     text = (
-        "from tests.runtime.cuda.triton_sources import scaled\n"
+        "from tests.support.cuda.triton_sources import scaled\n"
         "from tilewright.runtime.cuda.build import *\nfrom tilewright.target import preset\n"
         "import sys\n"
         f"build_kernels([scaled()], preset('sm_90'), Store(__import__('pathlib').Path({str(tmp_path / 'k')!r})))\n"

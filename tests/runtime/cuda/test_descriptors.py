@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.cuda.launches import N, launches, number, printed
+from tests.support.cuda.launches import N, launches, number, printed
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.ir.dtype import f32

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime.cuda.launches import N, launches, number, printed
-from tests.runtime.cuda.triton_sources import product, scaled
+from tests.support.cuda.launches import N, launches, number, printed
+from tests.support.cuda.triton_sources import product, scaled
 from tests.support.triton_corpus import BY_NAME, entry
 
 from tilewright.emit.triton.kernel import TritonSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 
-from tests.runtime.cuda.triton_sources import scaled
+from tests.support.cuda.triton_sources import scaled
 
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.ir.expr import symbol
