@@ -34,7 +34,6 @@ from .arguments import (
 )
 from .bound import Part, Workspace, check_preconditions
 from .launch import Unit, raise_error
-from .overlap import check_written, given_anew
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
 
@@ -231,8 +230,6 @@ class Executable:
         self._template: list[Tensor | None] = [None] * len(plan.buffers)
         self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
         self._single = len(plan.segments) == 1
-        self._given_anew: tuple[int, ...] | None = None
-        """Inputs that are written and whose memory each call brings; None before the first one."""
 
     # --- calling ---
 
@@ -271,7 +268,6 @@ class Executable:
                 return made
         if self.plan.placed:
             check_placed(self.plan, bound.sizes, args)
-        self.check_written(args)
         tensors = self._template[:]
         for k, b, _ in bound.inputs:
             tensors[b] = cast(Tensor | None, args[k])
@@ -289,12 +285,6 @@ class Executable:
             copy_into(given, made)
             results[k] = given
         return results
-
-    def check_written(self, args: Sequence[Argument]) -> None:
-        """Raise InputError where an input that the plan writes shares elements with another one."""
-        if self.plan.written:
-            self._given_anew = given_anew(self.plan, args) if self._given_anew is None else self._given_anew
-            check_written(self._given_anew, args)
 
     def _run(self, bound: Bound, tensors: list[Tensor | None]) -> list[Result]:
         sizes = bound.sizes
