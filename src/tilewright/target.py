@@ -116,6 +116,9 @@ class Target:
     matrix_units: tuple[MatrixUnit, ...] = ()
     bias_apart: bool = False
     """Whether the usual library's convolutions add a bias in a pass of its own over their result."""
+    fused_convolutions: bool = False
+    """Whether the usual library has convolutions that add a bias and a tensor, and take the positive part, while they
+    write their result."""
     first_touch: float = 0.0
     """Bytes per second at which large memory is written that the system has just handed out and will take back after
     the call; 0 where freed memory is kept for the next one."""
@@ -319,6 +322,7 @@ def _gpu(
         backend="cuda",
         arch=name.removeprefix("sm_"),
         bias_apart=True,
+        fused_convolutions=True,
         coarse=COARSE,
         quick=QUICK,
         copies_ahead=True,  # `cp.async`, from compute capability 8.0 on
@@ -397,6 +401,7 @@ def _mi300x() -> Target:
     gpu = _gpu("gfx942", levels, (*_halves(matrix), singles), cores=304, flops=163e12, special=10e12)
     return dataclasses.replace(
         gpu,
+        fused_convolutions=False,
         vector_registers=512,
         lanes=64,
         launch_seconds=2.0e-6,

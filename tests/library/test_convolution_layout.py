@@ -88,3 +88,13 @@ def test_others_are_not_asked_for() -> None:
     last = graph_of(Two(), images().to(memory_format=torch.channels_last))
     assert lay_channels_innermost(wide, timer) is wide and lay_channels_innermost(last, timer) is last
     assert not timer.asked
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_results_have_channels_innermost_whatever_comes_in(channels: int) -> None:
+    """With one channel torch cannot tell the formats apart, and takes the other one."""
+    run = ConvolutionOfChannels((1, 1), (0, 0), (1, 1), (0, 0), 1, False)
+    x, w = torch.randn(2, channels, 9, 7).half(), torch.randn(4, channels, 3, 3).half()
+    made = run(x, w, None)
+    assert isinstance(made, Tensor) and made.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(made, torch.conv2d(x, w))

@@ -20,8 +20,8 @@ from .offers.offer import channels_last
 Strides = tuple[Expr, ...]
 
 
-class Seconds(Protocol):
-    """Measures calls."""
+class CallTimer(Protocol):
+    """Measures calls, on the machine."""
 
     def seconds(
         self, call: LibraryCall, inputs: Sequence[Value], laid: Sequence[Strides | None]
@@ -51,7 +51,8 @@ class ConvolutionOfChannels(Routine):
         window = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
         def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-            return convolution(x.contiguous(memory_format=last), w.contiguous(memory_format=last), b, *window)
+            made = convolution(x.contiguous(memory_format=last), w.contiguous(memory_format=last), b, *window)
+            return made.contiguous(memory_format=last)  # of one channel in, torch may take either format
 
         return run
 
@@ -66,7 +67,7 @@ class _Choice:
     channels: Sequence[Strides | None]
 
 
-def lay_channels_innermost(graph: Graph, timer: Seconds) -> Graph:
+def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
     """The graph with all its convolutions done on images whose channels lie innermost, if this is faster in the sum:
     what `timer` measures of the convolutions, and a copy of each result that leaves the graph."""
     outside = {v for v in graph.inputs if isinstance(v, Value)}

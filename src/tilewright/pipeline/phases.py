@@ -217,7 +217,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
     Phase("select", _select),
-    Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.backend == "cuda" and _is_timed(s)),
+    Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),
     Phase("widen_scans", lambda s: s.with_graph(widen_scans(s.graph)), lambda s: s.target.wide_scans),
     Phase("widen_moments", lambda s: s.with_graph(widen_moments(s.graph)), lambda s: s.target.wide_moments),

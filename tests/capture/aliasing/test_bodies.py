@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
+from tilewright.capture.aten import undropped
 
 Program = Callable[[Tensor], Any]
 
@@ -86,3 +87,17 @@ def test_results_are_one_tensor_where_they_are_in_eager_mode() -> None:
 
     y, z = torch.compile(program, backend="tilewright")(torch.ones(3))
     assert y is z
+
+
+def test_torch_has_its_own_dropout_again_behind_two_that_overlap() -> None:
+    """As two threads enter and leave."""
+    kernels = torch.ops.aten.dropout.default.py_kernels
+    before = dict(kernels)
+    first, second = undropped(), undropped()
+    first.__enter__()
+    second.__enter__()
+    assert kernels != before
+    first.__exit__(None, None, None)
+    assert kernels != before, "the other one still traces"
+    second.__exit__(None, None, None)
+    assert kernels == before

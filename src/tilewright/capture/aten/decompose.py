@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
 
@@ -137,15 +139,38 @@ def preserve_resampling() -> Generator[None]:
 def undropped() -> Generator[None]:
     """While active, tracing takes dropout that drops nothing for its operand itself, which it is in eager mode. Torch's
     Python kernel makes a copy, which a later write into either of the two would not reach."""
-    overload = torch.ops.aten.dropout.default
-    kernels = {k: overload.py_kernels[k] for k in _KEYS if k in overload.py_kernels}
-    overload.py_kernels.update(dict.fromkeys(kernels, _dropout))
-    _forget(overload)
+    with _UNDROPPED.lock:
+        if not _UNDROPPED.active:
+            _UNDROPPED.kernels = _exchange_dropout(dict.fromkeys(_KEYS, _dropout))
+        _UNDROPPED.active += 1
     try:
         yield
     finally:
-        overload.py_kernels.update(kernels)
-        _forget(overload)
+        with _UNDROPPED.lock:
+            _UNDROPPED.active -= 1
+            if not _UNDROPPED.active:
+                _exchange_dropout(_UNDROPPED.kernels)
+
+
+@dataclass(slots=True)
+class _Undropped:
+    """How many threads trace so now, and torch's kernels, which the last one puts back."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    active: int = 0
+    kernels: Kernels = field(default_factory=dict)
+
+
+_UNDROPPED = _Undropped()
+
+
+def _exchange_dropout(kernels: Kernels) -> Kernels:
+    """Let these be the kernels of dropout, under the keys that it has some for; returns those before."""
+    overload = torch.ops.aten.dropout.default
+    before = {k: overload.py_kernels[k] for k in kernels if k in overload.py_kernels}
+    overload.py_kernels.update({k: kernels[k] for k in before})
+    _forget(overload)
+    return before
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, slot, substitute
-from tilewright.ir.graph import LibraryCall, Operand, Routine
+from tilewright.ir.graph import LibraryCall, Operand, Routine, bind
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.epilogue import template
 from tilewright.ir.sizes import dims
@@ -40,9 +40,9 @@ class RectifiedConvolution(Routine):
         window = (self.stride, self.padding, self.dilation, self.groups)
         if self.added:
             with_sum = torch.cudnn_convolution_add_relu
-            return lambda x, w, b, z: with_sum(_laid(x), w, _laid(z), 1.0, b, *window)
+            return lambda x, w, b, z: _laid(with_sum(_laid(x), w, _laid(z), 1.0, b, *window))
         alone = torch.cudnn_convolution_relu
-        return lambda x, w, b: alone(_laid(x), w, b, *window)
+        return lambda x, w, b: _laid(alone(_laid(x), w, b, *window))
 
 
 def _laid(x: Tensor) -> Tensor:
@@ -59,8 +59,7 @@ class FusibleConvolution(Fusible):
 
     def bind(self) -> Callable[..., object]:
         """What runs: the convolution alone."""
-        function = self.plain.function
-        return function.bind() if isinstance(function, Routine) else function
+        return bind(self.plain.function)
 
     def epilogues(self) -> Sequence[Epilogue]:
         """See `Fusible`."""
