@@ -91,6 +91,8 @@ def changes(x: object) -> Iterator[object]:
             for k, s in enumerate(value):
                 for y in others(s):
                     yield replace(x, **{f.name: value[:k] + (y,) + value[k + 1 :]})  # type: ignore[type-var]
+        elif isinstance(x, Access) and f.name == "along":
+            yield replace(x, along=OTHER if value is None else None)
         elif isinstance(x, MicroKernel) and f.name == "factor":
             yield replace(x, factor=(value or 0) + 1)
         elif not (isinstance(x, Buffer) and f.name != "size"):

@@ -341,6 +341,9 @@ class Graph:
         """Raise ValueError unless values are defined before use, shapes and types agree with the expressions (which
         are not looked at without `bodies`)."""
         known: set[Value] = {v for v in self.inputs if isinstance(v, Value)} | set(self.constants)
+        numbers = {v.id for v in known}
+        if len(numbers) < len(known):
+            raise ValueError("two inputs or constants have one number")
         for op in self.ops:
             if (op.expr is None) == (op.call is None):
                 raise ValueError(f"{op.name}: needs exactly one of expression and library call")
@@ -356,6 +359,10 @@ class Graph:
             if not known.isdisjoint(op.outputs):
                 raise ValueError(f"{op.name}: defines a value twice")
             known.update(op.outputs)
+            taken = [v for v in op.outputs if v.id in numbers]
+            if taken or len({v.id for v in op.outputs}) < len(op.outputs):
+                raise ValueError(f"{op.name}: gives the number of another value to {taken or op.outputs}")
+            numbers.update(v.id for v in op.outputs)
         loose = [v for v in self.kept() if v not in known]
         if loose:
             raise ValueError(f"outputs {loose} are never defined")

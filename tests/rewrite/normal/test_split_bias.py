@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
-from tilewright.ir.graph import Graph
+from tilewright.ir.graph import Graph, Value
 from tilewright.library.select import select
 from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import normalise
@@ -58,6 +60,16 @@ def test_the_bias_that_a_frozen_norm_becomes_is_split_too() -> None:
             p.copy_(torch.rand_like(p.float()) + 0.5)
     x = torch.randn(2, 3, 9, 8)
     graph = split_biases(select(freeze(captured(net, (x,)))))
+    graph.verify()  # what is frozen has numbers above those of the ops
     (op,) = (op for op in graph.ops if op.call is not None)
     assert op.call is not None and op.call.args[2] is None and len(op.inputs) == 2
     agrees(normalise(graph), net, (x,))
+
+
+def test_a_graph_with_two_values_of_one_number_is_refused() -> None:
+    graph = split_biases(graph_of(nn.Conv2d(3, 5, 3), torch.randn(2, 3, 9, 8)))
+    first, *rest = graph.ops
+    given = next(v for v in graph.inputs if isinstance(v, Value))
+    numbered = replace(first, outputs=(replace(first.output, id=given.id),))
+    with pytest.raises(ValueError, match="number of another value"):
+        graph.with_ops([numbered, *rest]).verify()

@@ -43,7 +43,7 @@ def take_logsumexp(region: Graph) -> tuple[Graph, int]:
     reductions = [op for op in region.ops if op.expr is not None and op.expr.reduction is not None]
     coarse = any(v.dtype.is_half for op in reductions for v in op.inputs)
     consumers = region.consumers()
-    fresh = 1 + max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
+    fresh = region.fresh_id()
     producer = region.producer()
     ops: list[Op] = []
     count = 0

@@ -13,7 +13,7 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 def split_biases(graph: Graph) -> Graph:
     """The graph with each library call that names its `bias` replaced by one without, and an addition, which a kernel
     takes in."""
-    fresh = 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
+    fresh = graph.fresh_id()
     ops: list[Op] = []
     for op in graph.ops:
         if op.call is None or op.call.bias is None:

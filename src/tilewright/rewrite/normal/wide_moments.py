@@ -54,8 +54,7 @@ class _Rewriter:
 
     def __init__(self, graph: Graph) -> None:
         self.producer, self.consumers = graph.producer(), graph.consumers()
-        values = [v for op in graph.ops for v in (*op.inputs, *op.outputs)]
-        self.fresh = 1 + max((v.id for v in values), default=0)
+        self.fresh = graph.fresh_id()
         self.ops: list[Op] = []
         self.in_f64: dict[Value, Value] = {}
         self.replaced: set[Op] = set()

@@ -82,7 +82,7 @@ def split_moments(
         pair = _pair(inside, op)
         if pair is None or pair.first not in ops:
             continue
-        fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
+        fresh = graph.with_ops(ops).fresh_id()
         tried = _in_parts(pair, inside, fresh, SPLIT_MOMENTS.min_unsplit_rows_per_core * cores, hints)
         new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
         if new is None:
