@@ -49,6 +49,10 @@ class Options:
     """Time the ways to do a product, convolution or attention when compiling and take the fastest; else the one that
     is expected to be."""
 
+    tune_seconds: int = 5
+    """Seconds that building and timing kernels of products of matrices beside a library's may take, about, for each
+    graph on a GPU; 0: they are the library's."""
+
     compiler: str | None = None
     """Path or name of the C++ compiler; None: the first usable one that is found."""
 
@@ -137,6 +141,10 @@ def _is_flag_or_none(value: object) -> TypeGuard[bool | None]:
     return value is None or isinstance(value, bool)
 
 
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _is_count(value: object) -> TypeGuard[int | None]:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
@@ -168,6 +176,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "cache": (_is_flag, "true or false"),
     "cache_dir": (_is_text, "a path or none"),
     "measure": (_is_flag, "true or false"),
+    "tune_seconds": (_is_number, "a number of seconds, 0 or more"),
     "compiler": (_is_text, "a path or none"),
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),

@@ -58,12 +58,74 @@ def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, 
     return any(map(finder.expands, graph.ops))
 
 
-class _Finder:
-    def __init__(self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints) -> None:
-        self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
+class Regions:
+    """What sets of ops of a graph depend on, and what they are as a region."""
+
+    def __init__(self, graph: Graph) -> None:
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
+
+    def inside(self, op: Op, own: set[Op]) -> bool:
+        """Whether `op` depends on the region."""
+        return bool(self.ancestors([op], min(self.position[o] for o in own)) & own)
+
+    def region(self, own: set[Op], recomputed: set[Op]) -> Region:
+        """Ops that a region replaces, and those that it computes again, as one."""
+        inside = own | recomputed
+        outputs = [
+            v
+            for op in sorted(own, key=self.position.__getitem__)
+            for v in op.outputs
+            if v in self.kept or any(r not in inside for r in self.consumers.get(v, []))
+        ]
+        ops = self.from_outputs(outputs, inside)
+        made = {v for op in ops for v in op.outputs}
+        inputs = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
+        return Region(tuple(ops), tuple(inputs), tuple(outputs), frozenset(own))
+
+    def from_outputs(self, outputs: Sequence[Value], inside: set[Op]) -> list[Op]:
+        """Producers first, in an order that follows from the structure alone, so that equal regions look equal."""
+        order: dict[Op, None] = {}
+        todo = [(self.producer[v], False) for v in reversed(outputs)]
+        while todo:
+            op, ready = todo.pop()
+            if ready:
+                order[op] = None
+            elif op not in order:
+                above = [self.producer[v] for v in op.inputs if v in self.producer]
+                todo += [(op, True), *((p, False) for p in reversed(above) if p in inside)]
+        return list(order)
+
+    def ancestors(self, ops: Collection[Op], first: int) -> set[Op]:
+        """What `ops` depend on, as far as it stands at place `first` or later."""
+        found: set[Op] = set()
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().inputs:
+                p = self.producer.get(v)
+                if p is not None and p not in found and self.position[p] >= first:
+                    found.add(p)
+                    todo.append(p)
+        return found
+
+    def descendants(self, ops: Collection[Op], last: int) -> set[Op]:
+        """What depends on `ops`, as far as it stands at place `last` or earlier."""
+        found: set[Op] = set()
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().outputs:
+                for r in self.consumers.get(v, []):
+                    if r not in found and self.position[r] <= last:
+                        found.add(r)
+                        todo.append(r)
+        return found
+
+
+class _Finder(Regions):
+    def __init__(self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints) -> None:
+        super().__init__(graph)
+        self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
         self.multiplied = {op.origin for op in graph.ops if op.origin >= 0 and is_product(op)}
 
     def expands(self, op: Op) -> bool:
@@ -132,10 +194,6 @@ class _Finder:
         found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
-    def inside(self, op: Op, own: set[Op]) -> bool:
-        """Whether `op` depends on the region."""
-        return bool(self.ancestors([op], min(self.position[o] for o in own)) & own)
-
     def expanding(self, op: Op) -> bool:
         """Whether computing a pointwise op again, with those before it, reads less than its result holds."""
         seen: set[Value] = set()
@@ -172,56 +230,6 @@ class _Finder:
                 return True
             own |= between | ends
             recomputed -= own
-
-    def region(self, own: set[Op], recomputed: set[Op]) -> Region:
-        inside = own | recomputed
-        outputs = [
-            v
-            for op in sorted(own, key=self.position.__getitem__)
-            for v in op.outputs
-            if v in self.kept or any(r not in inside for r in self.consumers.get(v, []))
-        ]
-        ops = self.from_outputs(outputs, inside)
-        made = {v for op in ops for v in op.outputs}
-        inputs = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
-        return Region(tuple(ops), tuple(inputs), tuple(outputs), frozenset(own))
-
-    def from_outputs(self, outputs: Sequence[Value], inside: set[Op]) -> list[Op]:
-        """Producers first, in an order that follows from the structure alone, so that equal regions look equal."""
-        order: dict[Op, None] = {}
-        todo = [(self.producer[v], False) for v in reversed(outputs)]
-        while todo:
-            op, ready = todo.pop()
-            if ready:
-                order[op] = None
-            elif op not in order:
-                above = [self.producer[v] for v in op.inputs if v in self.producer]
-                todo += [(op, True), *((p, False) for p in reversed(above) if p in inside)]
-        return list(order)
-
-    def ancestors(self, ops: Collection[Op], first: int) -> set[Op]:
-        """What `ops` depend on, as far as it stands at place `first` or later."""
-        found: set[Op] = set()
-        todo = list(ops)
-        while todo:
-            for v in todo.pop().inputs:
-                p = self.producer.get(v)
-                if p is not None and p not in found and self.position[p] >= first:
-                    found.add(p)
-                    todo.append(p)
-        return found
-
-    def descendants(self, ops: Collection[Op], last: int) -> set[Op]:
-        """What depends on `ops`, as far as it stands at place `last` or earlier."""
-        found: set[Op] = set()
-        todo = list(ops)
-        while todo:
-            for v in todo.pop().outputs:
-                for r in self.consumers.get(v, []):
-                    if r not in found and self.position[r] <= last:
-                        found.add(r)
-                        todo.append(r)
-        return found
 
 
 def is_product(op: Op) -> bool:

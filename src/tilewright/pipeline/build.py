@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
+from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.plan import Plan
 from tilewright.runtime.plan.executable import Executable, Guards
@@ -117,6 +118,10 @@ class Backend(LoopBackend, Protocol):
         """What times runs on a device, whichever is the current one; None where there is no such device."""
         ...
 
+    def replay_clock(self, device: str) -> Clock | None:
+        """As `clock`, without what a launch costs the host; None where nothing is replayed."""
+        ...
+
     def timing_key(self, device: str, options: Options) -> str:
         """Where times hold: the device and how much of it is used."""
         ...
@@ -132,6 +137,8 @@ class Builder:
     solver: Solver
     decisions: Decisions
     ordinal: int = 0
+    given: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
+    """Schedules of kernels that the solver is not asked for."""
 
     @property
     def hints(self) -> SizeHints:
@@ -147,7 +154,7 @@ class Builder:
     def solved(self, steps: Sequence[PlacedKernel]) -> list[Scheduled]:
         """Schedules and programs of kernels."""
         with no_python_dispatcher():
-            return [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
+            return [self.solver.solve(kernel, layouts, self.given.get(kernel)) for kernel, layouts in steps]
 
 
 def kernels_behind(

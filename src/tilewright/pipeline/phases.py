@@ -41,9 +41,10 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
-from .build import Builder, names_of, number_kernels
+from .build import Builder, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
+from .products import choose_products
 from .state import Request, State
 
 
@@ -125,6 +126,20 @@ def _choose_region_kernels(state: State) -> State:
         state.graph, state.solver, state.grown, asked.options, state.decisions, asked.place
     )
     return replace(state, graph=found.graph, regions=found)
+
+
+def _times_products(state: State) -> bool:
+    """Whether products of matrices may become kernels of our own."""
+    options, place = state.request.options, state.request.place
+    wanted = options.contractions == "modelled" and options.fusion == "full" and options.measure
+    return wanted and place.backend.replay_clock(place.device) is not None
+
+
+def _choose_products(state: State) -> State:
+    asked = state.request
+    builder = Builder(in_silence, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
+    found = choose_products(state.graph, builder, asked.place.device, asked.options.tune_seconds)
+    return replace(state, graph=found.graph, products=found)
 
 
 def _select(state: State) -> State:
@@ -216,6 +231,7 @@ def _plan(state: State) -> State:
 PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
+    Phase("products", _choose_products, _times_products, shown=lambda s: s.products),
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),

@@ -10,6 +10,7 @@ from tilewright.ir.graph import Graph, Share
 from tilewright.ir.kernel import Cover
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
+from tilewright.partition.products import ChosenProducts
 from tilewright.plan import Plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport
@@ -85,6 +86,7 @@ class State:
     graph: Graph
     """The captured one, as the phases so far have rewritten it."""
     regions: ChosenRegions | None = None
+    products: ChosenProducts | None = None
     bodies: Bodies[Made] = field(default_factory=_no_bodies)
     cover: Cover | None = None
     kernels: Kernels | None = None

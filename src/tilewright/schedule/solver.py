@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.analysis.data_masks import explain_unbounded_loops
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
@@ -64,6 +64,9 @@ class Solver:
         self.scheduler = scheduler_of(target) if scheduler is None else scheduler
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, Solution | IllegalSchedule] = {}
+        self.preferred: dict[str, Solution] = {}
+        """By the keys of kernels all of whose values are dense."""
+        self.taken: dict[str, Solution | None] = {}
         self.lowered: dict[str, _Lowered] = {}
         self.shrunk: dict[str, Solver] = {}
         """For kernels that did not get the shared memory that they wanted: who counts on less."""
@@ -96,6 +99,13 @@ class Solver:
         """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
         decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
         return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
+
+    def prefer(self, kernel: Kernel, solution: Solution) -> None:
+        """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster
+        than what the model prefers."""
+        self.preferred[kernel_key(kernel, {})] = solution
+        self.taken.clear()
+        self.lowered.clear()
 
     def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object.
@@ -176,18 +186,40 @@ class Solver:
 
     def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> Solution:
         key = key or kernel_key(kernel, layouts)
-        found = self.known.get(key)
+        found = self._preferred(kernel, layouts, key) or self.known.get(key)
         if found is None:
             try:
-                form = form_of(kernel, layouts, self.target, self.options)
-                form = self.take("use_erfc", form) if "erfc" in self.target.quick else form
-                found = self.scheduler.best(form, self)
+                found = self._best(kernel, layouts)
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
         if isinstance(found, IllegalSchedule):
             raise found
         return found
+
+    def _best(self, kernel: Kernel, layouts: Layouts) -> Solution:
+        form = form_of(kernel, layouts, self.target, self.options)
+        form = self.take("use_erfc", form) if "erfc" in self.target.quick else form
+        return self.scheduler.best(form, self)
+
+    def _preferred(self, kernel: Kernel, layouts: Layouts, key: str) -> Solution | None:
+        """What is preferred for a kernel, where it is legal for values that lie so."""
+        if not self.preferred:
+            return None
+        if key not in self.taken:
+            found = self.preferred.get(kernel_key(kernel, {}))
+            self.taken[key] = None if found is None else self._laid(found, kernel, layouts)
+        return self.taken[key]
+
+    def _laid(self, found: Solution, kernel: Kernel, layouts: Layouts) -> Solution | None:
+        try:
+            form = form_under(kernel, layouts, found.schedule, self.target, self.options, self.hints)
+            if set(form.classes()) != {c.axis for c in found.schedule.tiling.classes}:
+                return None
+            check_roles(form, found.schedule)
+        except IllegalSchedule:
+            return None
+        return replace(found, form=form, rows=form)
 
     def _alike(self, kernel: Kernel, layouts: Layouts) -> Solution:
         """The solution of a kernel, or of one that costs the same."""

@@ -367,16 +367,35 @@ TIMER = TimerLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionLimits:
-    """Timing of convolutions on a GPU, each in a captured graph."""
+class ReplayLimits:
+    """Timing on a GPU, by captured graphs."""
 
-    runs_per_replay: int = 20
+    runs: int = 20
     """Runs one after the other in a graph, so that its own start is little beside them."""
-    replays: int = 5
+    count: int = 5
     """Replays of which the fastest counts."""
 
 
-CONVOLUTIONS = ConvolutionLimits()
+REPLAYS = ReplayLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ProductLimits:
+    """Kernels of products of matrices with what stands behind them, and their timing beside a library's products."""
+
+    max_ops: int = 24
+    """Ops of a group."""
+    max_timed: int = 8
+    """Schedules of a group that are timed, those first that the model takes for the fastest."""
+    builds_per_core_second: float = 1.0
+    """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
+    max_sets: int = 8
+    """Sets of operands that runs take in turns, so that none finds its own in the last cache."""
+    max_preferred_ratio: float = 0.98
+    """Part of the library's time that a kernel takes at most to be preferred."""
+
+
+PRODUCTS = ProductLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,10 @@ class CpuBackend:
         """The wall's."""
         return _seconds
 
+    def replay_clock(self, device: str) -> Clock | None:
+        """There is none."""
+        return None
+
     def timing_key(self, device: str, options: Options) -> str:
         """With the number of threads."""
         return f"{processor()} with {options.threads or torch.get_num_threads()} threads"

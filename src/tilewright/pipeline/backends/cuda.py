@@ -41,6 +41,7 @@ from tilewright.runtime.cuda.driver import device as driver_device
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
+from tilewright.runtime.cuda.replays import replayed_seconds
 from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.cuda_graph import recorder
@@ -102,7 +103,9 @@ class CudaBackend:
                 of = {kernel_key(*step): step for step in kernels_behind(steps, scheduled, behind)}
                 tries.update(list(of))
                 named = name_refused(refused, steps, scheduled, behind)
-                if not _shrink_shared_memory(solver, of, tries, refused, isinstance(named, Refused)):
+                if builder.given or not _shrink_shared_memory(
+                    solver, of, tries, refused, isinstance(named, Refused)
+                ):
                     raise named from refused
                 scheduled = builder.solved(steps)
                 continue
@@ -161,6 +164,17 @@ class CudaBackend:
         def seconds(run: Callable[[], object]) -> float:
             with torch.cuda.device(device):
                 return _seconds(run)
+
+        return seconds
+
+    def replay_clock(self, device: str) -> Clock | None:
+        """By captured graphs."""
+        if not torch.cuda.is_available():
+            return None
+
+        def seconds(run: Callable[[], object]) -> float:
+            with torch.cuda.device(device):
+                return replayed_seconds(run)
 
         return seconds
 

@@ -20,7 +20,8 @@ from tilewright.library.offers.offer import channels_last
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.runtime.store.cache import Store, digest
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.search_limits import CONVOLUTIONS
+
+from .replays import replayed_seconds
 
 LOG = logging.getLogger("tilewright")
 FILE = "found"
@@ -69,7 +70,7 @@ class ConvolutionTimer:
     def seconds(self, call: LibraryCall, inputs: Sequence[Value], laid: Sequence[Laid]) -> float | None:
         """Seconds of one run on operands with these strides (None: dense); None where it cannot be run."""
         found = self._found(
-            "seconds", call, inputs, laid, lambda tensors: repr(_seconds(_bound(call, tensors)))
+            "seconds", call, inputs, laid, lambda tensors: repr(replayed_seconds(_bound(call, tensors)))
         )
         return float(found) if found else None
 
@@ -150,27 +151,3 @@ def _bound(call: LibraryCall, tensors: Sequence[Tensor]) -> Run:
         return made
 
     return run
-
-
-def _seconds(run: Run) -> float:
-    """Device time of one run: the least of several replays of a graph of some runs, so that no launch is waited for."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        run()
-        torch.cuda.synchronize()
-        # Other threads go on meanwhile; `torch.cuda.graph` would collect garbage and give back memory first.
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(CONVOLUTIONS.runs_per_replay):
-                run()
-        finally:
-            graph.capture_end()
-        times: list[float] = []
-        for _ in range(CONVOLUTIONS.replays):
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before.record(stream)
-            graph.replay()
-            after.record(stream)
-            after.synchronize()
-            times.append(before.elapsed_time(after) / 1e3)
-    return min(times) / CONVOLUTIONS.runs_per_replay

@@ -1,0 +1,187 @@
+"""Groups of ops that may share a kernel with a product of matrices: the pointwise ops behind it, as far as one result
+leaves them, and other products of the same rows that meet it there (gate and up of a gated MLP)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.library.select import is_contraction
+from tilewright.tuning.search_limits import PRODUCTS
+
+from .regions import Region, Regions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductGroup:
+    """A region with one result, and which of its ops are products."""
+
+    region: Region
+    products: tuple[Op, ...]
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether it holds more than what a library's products do as well: those of one node, with a bias."""
+        return len({op.origin for op in self.region.ops}) > 1
+
+
+LIBRARY = ""
+"""The decision for a library's products; others are texts of schedules."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenProduct:
+    """What was decided for a group: the schedule of its kernel (None: the library's products), measured seconds, and
+    those of the library."""
+
+    ops: tuple[Op, ...]
+    schedule: str
+    seconds: float
+    library: float
+
+    def __str__(self) -> str:
+        names = " + ".join(op.name for op in self.ops)
+        how = f"kernel of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
+        return f"{names}: {how}; {self.library * 1e6:.3g} us with the library's products"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenProducts:
+    """A graph whose chosen ops carry the number of their kernel, and the decisions behind it."""
+
+    graph: Graph
+    products: tuple[ChosenProduct, ...] = ()
+
+
+def find_products(graph: Graph) -> list[ProductGroup]:
+    """The groups of a graph whose views are composed; no op is in two, nor has it a kernel yet. Sizes are known."""
+    finder = _Finder(graph)
+    found: list[ProductGroup] = []
+    taken: set[Op] = set()
+    for op in graph.ops:
+        if op not in taken and finder.starts(op):
+            group = finder.grow(op, taken)
+            if group is not None:
+                found.append(group)
+                taken |= group.region.own
+    return found
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.regions = graph, Regions(graph)
+        live = read_ops(graph)
+        self.readers: dict[Value, list[Op]] = {}
+        for op in graph.ops:
+            if op in live:
+                for v in dict.fromkeys(op.inputs):
+                    self.readers.setdefault(v, []).append(op)
+        self.producer, self.live, self.kept = graph.producer(), live, graph.kept()
+
+    def starts(self, op: Op) -> bool:
+        """Whether an op is a product of halves in a node that a library would call for it."""
+        if op.kernel >= 0 or op.origin < 0 or op not in self.live or not is_contraction(op):
+            return False
+        call = self.graph.origins[op.origin].call
+        shapes = [v.shape for v in (*op.inputs, *op.outputs)]
+        return (
+            call is not None
+            and call.reason == "contraction"
+            and all(v.dtype.is_half for v in op.inputs)
+            and all(dims.static(n) is not None for shape in shapes for n in shape)
+        )
+
+    def grow(self, seed: Op, taken: set[Op]) -> ProductGroup | None:
+        """The largest group with one result that a product and its readers, taken one by one, come by."""
+        own, best = {seed}, set[Op]()
+        rows = set(seed.inputs)
+        while len(own) <= PRODUCTS.max_ops:
+            ends = self.ends(own)
+            if len(ends) == 1 and not self.is_split(own):
+                best = set(own)
+            more = next(
+                (m for r in self.next_readers(own) if (m := self.joined(r, own, seed, rows, taken))), None
+            )
+            if more is None:
+                break
+            own |= more
+        if not best:
+            return None
+        products = tuple(op for op in self.graph.ops if op in best and is_contraction(op))
+        return ProductGroup(self.regions.region(best, set()), products)
+
+    def ends(self, own: set[Op]) -> list[Value]:
+        """What leaves a group."""
+        return [
+            v
+            for op in own
+            for v in op.outputs
+            if v in self.kept or any(r not in own for r in self.readers.get(v, ()))
+        ]
+
+    def is_split(self, own: set[Op]) -> bool:
+        """Whether a node is in it with a part: the library's call would make the values of the others anew."""
+        origins = {op.origin for op in own if op.origin >= 0}
+        return any(op.origin in origins and op not in own for op in self.live)
+
+    def next_readers(self, own: set[Op]) -> Iterator[Op]:
+        """Pointwise ops, in order, that read what the group makes."""
+        made = {v for op in own for v in op.outputs}
+        found = {r for v in made for r in self.readers.get(v, ()) if r not in own}
+        yield from sorted(found, key=self.regions.position.__getitem__)
+
+    def joined(self, reader: Op, own: set[Op], seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
+        """A reader with the products of the same rows that it reads beside the group; None if it cannot join."""
+        if not _is_plain(reader, seed) or reader in taken or reader.kernel >= 0:
+            return None
+        more = {reader}
+        for v in reader.inputs:
+            p = self.producer.get(v)
+            if p is None or p in own:
+                continue
+            beside = self.beside(p, seed, rows, taken)
+            if beside is not None:
+                more |= beside
+            elif self.regions.inside(p, own):
+                return None
+        return more
+
+    def beside(self, last: Op, seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
+        """A product of the same rows with the pointwise ops up to `last`, which nobody else reads; None if there is
+        none."""
+        found: set[Op] = set()
+        op: Op | None = last
+        while op is not None and len(found) < PRODUCTS.max_ops:
+            alone = all(v not in self.kept and len(self.readers.get(v, ())) == 1 for v in op.outputs)
+            if not alone or op in taken or op.kernel >= 0:
+                return None
+            found.add(op)
+            if is_contraction(op):
+                same = self.starts(op) and rows & set(op.inputs) and op.output.shape == seed.output.shape
+                return found if same else None
+            if not _is_plain(op, seed):
+                return None
+            before = [p for v in op.inputs if (p := self.producer.get(v)) is not None and p in self.live]
+            op = before[0] if len(before) == 1 else None
+        return None
+
+
+def _is_plain(op: Op, seed: Op) -> bool:
+    """Whether an op is pointwise, over as many elements as a product has."""
+    if op.expr is None or not op.expr.is_pointwise or len(op.outputs) != 1:
+        return False
+    sizes = [dims.prod(v.shape) for v in (op.output, seed.output)]
+    return dims.equal(*sizes)
+
+
+def read_ops(graph: Graph) -> set[Op]:
+    """All ops but the views that only a library's call of a captured node would read."""
+    live: set[Op] = set()
+    needed = set(graph.kept())
+    for op in reversed(graph.ops):
+        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
+            live.add(op)
+            needed |= set(op.inputs)
+    return live
