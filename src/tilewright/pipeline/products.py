@@ -220,7 +220,7 @@ class _Trial:
             task.region.with_ops([replace(op, kernel=0) for op in task.region.ops]), solver.price, hints
         )
         if all(isinstance(step, Kernel) for step in whole.steps) and len(whole.steps) == 1:
-            for solution in task.proposed[:count]:
+            for solution in _varied(task.proposed, count):
                 yield _Way(task, replace(whole, steps=(replace(task.kernel),)), solution)
 
     def _timed(self, ways: Sequence[_Way]) -> Iterator[tuple[_Task, ChosenProduct]]:
@@ -288,6 +288,15 @@ class _Trial:
         shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
         t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
         return drawn(t) if v.dtype.is_float else t.zero_()
+
+
+def _varied(proposed: Sequence[Solution], count: int) -> list[Solution]:
+    """So many of the fastest by the model, most of which load by descriptors where there are such: of the same tiles,
+    these are mostly faster."""
+    by = [s for s in proposed if s.schedule.memory.descriptors]
+    without = [s for s in proposed if not s.schedule.memory.descriptors]
+    few = max(count // PRODUCTS.timed_by_address, count - len(by))
+    return [*by[: count - few], *without[:few]]
 
 
 def _operands(task: _Task) -> list[Value]:

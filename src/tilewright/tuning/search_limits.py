@@ -387,6 +387,8 @@ class ProductLimits:
     """Ops of a group."""
     max_timed: int = 8
     """Schedules of a group that are timed, those first that the model takes for the fastest."""
+    timed_by_address: int = 4
+    """One of so many that are timed loads operands by address."""
     builds_per_core_second: float = 1.0
     """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
     max_sets: int = 8

@@ -12,7 +12,6 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .matmul import Blocks, Products, blocks_of, registers, shared_bytes
 
@@ -32,7 +31,7 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
 
 def excess(known: Products, blocks: Blocks, target: Target) -> str:
     """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
-    held, room = registers(known, blocks, target), min(GPU_MATMUL.max_registers, target.vector_registers)
+    held, room = registers(known, blocks, target, packed=True), target.vector_registers
     if held > room:
         return f"registers hold {room} numbers of a thread, and a tile needs {held}"
     near = target.level(MemoryKind.SHARED)

@@ -175,9 +175,10 @@ def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def registers(known: Products, c: Blocks, target: Target) -> int:
+def registers(known: Products, c: Blocks, target: Target, *, packed: bool = False) -> int:
     """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
-    per element, and the rest."""
+    per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
+    the result at once."""
     elements = 0.0
     for item, product in _made(known, c):
         size = c.tiles[product.m] * c.tiles[product.n]
@@ -201,8 +202,12 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
-    blocks = [_volume(c, axes) for _, axes in _beside(known.form, known.sums)]
-    elements += sum(size for size in blocks if size >= CONTRACTION.min_block_side**2)
+    for read, axes in _beside(known.form, known.sums):
+        size = _volume(c, axes)
+        if size >= CONTRACTION.min_block_side**2:
+            elements += (
+                size * read.dtype.bytes / 4 if packed and not set(axes) & set(known.streamed) else size
+            )
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
