@@ -1,9 +1,10 @@
 """Groups of ops that may share a kernel with a product of matrices: the pointwise ops behind it, as far as one result
-leaves them, and other products of the same rows that meet it there (gate and up of a gated MLP)."""
+leaves them; other products of the same rows that meet it there (gate and up of a gated MLP), or stand beside it
+(queries, keys and values)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.graph import Graph, Op, Value
@@ -16,14 +17,14 @@ from .regions import Region, Regions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductGroup:
-    """A region with one result, and which of its ops are products."""
+    """A region, and which of its ops are products."""
 
     region: Region
     products: tuple[Op, ...]
 
     @property
-    def has_epilogue(self) -> bool:
-        """Whether it holds more than what a library's products do as well: those of one node, with a bias."""
+    def is_more(self) -> bool:
+        """Whether it holds more than what a library's product does as well: that of one node, with a bias."""
         return len({op.origin for op in self.region.ops}) > 1
 
 
@@ -66,7 +67,7 @@ def find_products(graph: Graph) -> list[ProductGroup]:
             if group is not None:
                 found.append(group)
                 taken |= group.region.own
-    return found
+    return list(finder.with_siblings(found))
 
 
 class _Finder:
@@ -79,6 +80,10 @@ class _Finder:
                 for v in dict.fromkeys(op.inputs):
                     self.readers.setdefault(v, []).append(op)
         self.producer, self.live, self.kept = graph.producer(), live, graph.kept()
+        self.nodes: dict[int, list[Op]] = {}
+        for op in graph.ops:
+            if op in live and op.origin >= 0:
+                self.nodes.setdefault(op.origin, []).append(op)
 
     def starts(self, op: Op) -> bool:
         """Whether an op is a product of halves in a node that a library would call for it."""
@@ -107,10 +112,27 @@ class _Finder:
             if more is None:
                 break
             own |= more
-        if not best:
-            return None
-        products = tuple(op for op in self.graph.ops if op in best and is_contraction(op))
-        return ProductGroup(self.regions.region(best, set()), products)
+        return self.group(best) if best else None
+
+    def with_siblings(self, groups: Sequence[ProductGroup]) -> Iterator[ProductGroup]:
+        """The groups, where a few of one product each that multiply the same rows by as many columns are one."""
+        alike: dict[object, list[ProductGroup]] = {}
+        for k, group in enumerate(groups):
+            alike.setdefault(_sides(group) or k, []).append(group)
+        for same in alike.values():
+            joined = [same[0]]
+            for other in same[1:]:
+                own = {op for g in joined for op in g.region.own}
+                if len(joined) < PRODUCTS.max_siblings and not self.waits(set(other.region.ops), own):
+                    joined.append(other)
+                else:
+                    yield other
+            yield joined[0] if len(joined) == 1 else self.group({op for g in joined for op in g.region.own})
+
+    def group(self, own: set[Op]) -> ProductGroup:
+        """These ops, with their products."""
+        products = tuple(op for op in self.graph.ops if op in own and is_contraction(op))
+        return ProductGroup(self.regions.region(own, set()), products)
 
     def ends(self, own: set[Op]) -> list[Value]:
         """What leaves a group."""
@@ -123,8 +145,7 @@ class _Finder:
 
     def is_split(self, own: set[Op]) -> bool:
         """Whether a node is in it with a part: the library's call would make the values of the others anew."""
-        origins = {op.origin for op in own if op.origin >= 0}
-        return any(op.origin in origins and op not in own for op in self.live)
+        return any(other not in own for op in own for other in self.nodes.get(op.origin, ()))
 
     def next_readers(self, own: set[Op]) -> Iterator[Op]:
         """Pointwise ops, in order, that read what the group makes."""
@@ -144,9 +165,13 @@ class _Finder:
             beside = self.beside(p, seed, rows, taken)
             if beside is not None:
                 more |= beside
-            elif self.regions.inside(p, own):
-                return None
-        return more
+        return None if self.waits(more, own) else more
+
+    def waits(self, more: set[Op], own: set[Op]) -> bool:
+        """Whether ops read, beside what a group and they make, something that depends on the group."""
+        inside = own | more
+        before = {p for op in more for v in op.inputs if (p := self.producer.get(v)) is not None} - inside
+        return any(self.regions.inside(p, own) for p in before)
 
     def beside(self, last: Op, seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
         """A product of the same rows with the pointwise ops up to `last`, which nobody else reads; None if there is
@@ -174,6 +199,17 @@ def _is_plain(op: Op, seed: Op) -> bool:
         return False
     sizes = [dims.prod(v.shape) for v in (op.output, seed.output)]
     return dims.equal(*sizes)
+
+
+def _sides(group: ProductGroup) -> tuple[object, ...]:
+    """What siblings have in common: the first operand, how it is read, and all sizes; nothing for groups that have no
+    siblings, since other ops stand behind their product."""
+    if group.is_more:
+        return ()
+    (op,) = group.products
+    assert op.expr is not None
+    rows = next(r for r in op.expr.reads() if r.value == 0)
+    return (op.inputs[0], rows, *(v.shape for v in (*op.inputs, *op.outputs)))
 
 
 def read_ops(graph: Graph) -> set[Op]:

@@ -76,7 +76,7 @@ def choose_products(graph: Graph, builder: Builder, device: str, seconds: float)
         return ChosenProducts(graph)
     solver, cache = builder.solver, builder.decisions
     normal = normalise(graph)
-    tasks = _tasks(normal, [g for g in find_products(normal) if g.has_epilogue], solver)
+    tasks = _tasks(normal, find_products(normal), solver)
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)
@@ -155,7 +155,7 @@ def _tasks(graph: Graph, groups: Sequence[ProductGroup], solver: Solver) -> list
         if proposed:
             library = _library_graph(alike[0], graph, selected)
             made.append(_Task(key, alike, region.graph(graph), library, kernel, proposed))
-    return sorted(made, key=lambda t: -t.proposed[0].seconds * len(t.groups))
+    return sorted(made, key=lambda t: (not t.groups[0].is_more, -t.proposed[0].seconds * len(t.groups)))
 
 
 def _library_graph(group: ProductGroup, graph: Graph, selected: Graph) -> Graph:

@@ -385,6 +385,8 @@ class ProductLimits:
 
     max_ops: int = 24
     """Ops of a group."""
+    max_siblings: int = 3
+    """Products of the same rows that become one kernel: queries, keys and values."""
     max_timed: int = 8
     """Schedules of a group that are timed, those first that the model takes for the fastest."""
     timed_by_address: int = 4
