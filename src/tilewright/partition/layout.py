@@ -26,12 +26,14 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     """Layouts of kernel results that are not to be dense. `known` are those that are fixed already (graph inputs and
     outputs, results of library calls).
 
-    A result that a library call reads lies as that call relies on. What such a call sees of other memory, where
+    A result that a library call reads lies as that call relies on, and one that it reads through a view that would be a
+    copy lies so that it is none. What such a call sees of other memory, where
     strides cannot say it and a kernel has to copy it, lies as it does in the program. A result of rank 4 or 5 has its
     channel (dim 1) innermost if a library call that reads it wants that, or if it reads a tensor of its batch and
     channel sizes that lies so (its layout follows the larger part of what it reads). One that is made of smaller
     tensors alone, each element of which stands for many, has no say: it lies as the first of its readers that does."""
     wanted, relied, seen = _wanted(graph), _relied_on(graph), _seen(graph)
+    behind = _behind_copies(graph, seen)
     found: dict[Value, Layout] = {}
     free: set[Value] = set()
     shows: set[Value] = set()  # views lie as their sources do, whoever reads them
@@ -50,8 +52,9 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
         for v in op.outputs:
             if v in known:
                 continue
-            if v in relied and v not in wanted:
-                found[v] = Layout(relied[v])
+            asked = relied.get(v) or behind.get(v)
+            if asked is not None and v not in wanted:
+                found[v] = Layout(asked)
                 continue
             if len(v.shape) not in (4, 5):
                 continue
@@ -137,6 +140,21 @@ def _seen(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
     return found
 
 
+def _behind_copies(graph: Graph, seen: Mapping[Value, tuple[Expr, ...]]) -> dict[Value, tuple[Expr, ...]]:
+    """The strides of values of which a library call reads a view, such that this is their memory; of those whose view
+    would be a copy if they were dense."""
+    found: dict[Value, tuple[Expr, ...]] = {}
+    for op in graph.ops:
+        strides = seen.get(op.output) if op.expr is not None and op.expr.is_view() else None
+        if strides is None or op.expr is None or len(op.inputs) != 1 or view_layout(op, {}) is not None:
+            continue
+        source = op.inputs[0]
+        lies = _behind(op.expr, source, strides)
+        if lies is not None and Lying(lies, dims.ZERO, source.numel).fills(source.shape):
+            found.setdefault(source, lies)
+    return found
+
+
 def view_layout(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] | None:
     """The strides and the offset by which a view is its source's memory; None if there are none."""
     expr = op.expr
@@ -156,15 +174,25 @@ def view_layout(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] 
 
 
 def _behind(expr: TensorExpr, source: Value, strides: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
-    """The strides of the source of a view that has `strides` itself; None unless each dim of the one is a dim of the
-    other."""
+    """The strides of the source of a view that has `strides` itself; None unless each dim of the source is a dim of the
+    view, or some digits of one: the place a // n % m of a dim with stride s is a dim with stride n * s."""
     steps = {axis(a): s for a, s in zip(expr.axes, strides, strict=True)}
     found = [
-        dims.ONE if n is dims.ONE else steps.get(i)
+        dims.ONE if n is dims.ONE else _step(i, steps)
         for n, i in zip(source.shape, expr.body[0].args, strict=True)
     ]
     known = tuple(s for s in found if s is not None)
     return known if len(known) == len(found) else None
+
+
+def _step(place: Expr, steps: Mapping[Expr, Expr]) -> Expr | None:
+    """How far apart neighbours of a `place` lie; None where it is not made of one dim's digits."""
+    if place.op == "mod":
+        return _step(place.args[0], steps)
+    if place.op == "floordiv":
+        inner = _step(place.args[0], steps)
+        return None if inner is None else dims.mul(inner, place.args[1])
+    return steps.get(place)
 
 
 def _votes(
