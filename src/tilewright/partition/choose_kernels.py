@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -110,11 +110,17 @@ class RegionPolicy:
     cores: int
     skinny: bool = False
     apart: bool = False
+    attention: bool = False
+    """Only what a library computes in one call."""
 
     @property
     def always(self) -> bool:
         """Whether kernels are taken whatever a library would do."""
         return self.mode == "inside"
+
+
+Judge = Callable[[Mapping[str, tuple[Region, ChosenRegion]]], Collection[str]]
+"""Which of some regions, by their keys, get what was decided for them."""
 
 
 def choose_kernels(
@@ -123,15 +129,18 @@ def choose_kernels(
     rearrange: Rearrange,
     policy: RegionPolicy,
     cache: DecisionCache | None = None,
+    judge: Judge = lambda found: found.keys(),
 ) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `cache` knows."""
+    `cache` knows. A `judge` has the last word."""
     if policy.mode == "library":
         return ChosenRegions(graph)
     known: dict[str, ChosenRegion] = {}
-    chosen: list[ChosenRegion] = []
-    splicer = _Splicer(graph)
-    for region in find_regions(graph, prices.hints, anywhere=policy.always, skinny=policy.skinny):
+    first: dict[str, Region] = {}
+    keys: list[tuple[Region, str]] = []
+    for region in find_regions(
+        graph, prices.hints, anywhere=policy.always, skinny=policy.skinny, attention=policy.attention
+    ):
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:
@@ -142,13 +151,20 @@ def choose_kernels(
             known[key] = found or choose(alone, captured, prices, rearrange, policy)
             if cache is not None and found is None and whole is None:
                 cache.put(key, _plain(known[key]))
+        first.setdefault(key, region)
+        keys.append((region, key))
+    taken = judge({key: (first[key], decided) for key, decided in known.items()})
+    splicer = _Splicer(graph)
+    for region, key in keys:
+        if key not in taken:
+            continue
         decided = known[key]
-        chosen.append(decided)
         if decided.routine is not None:
             splicer.call(region, decided.routine)
         elif decided.kernels:
             splicer.replace(region, decided)
-    return ChosenRegions(splicer.graph() if splicer.made else graph, tuple(chosen))
+    chosen = tuple(known[key] for _, key in keys if key in taken)
+    return ChosenRegions(splicer.graph() if splicer.made else graph, chosen)
 
 
 def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
@@ -206,11 +222,16 @@ class _Way:
 
     def covered(self, region: Graph) -> Graph:
         """The region with the kernels in place of its ops."""
-        inputs, outputs = ([v for v in vs if isinstance(v, Value)] for vs in (region.inputs, region.outputs))
-        whole = Region(region.ops, tuple(inputs), tuple(outputs), frozenset(region.ops))
-        splicer = _Splicer(region)
-        splicer.replace(whole, ChosenRegion(region, self.kernels, 0.0, 0.0, rearranged=self.graph))
-        return splicer.graph()
+        return with_kernels(ChosenRegion(region, self.kernels, 0.0, 0.0, rearranged=self.graph))
+
+
+def with_kernels(decided: ChosenRegion) -> Graph:
+    """A region with the kernels that were decided on in place of its ops."""
+    region = decided.region
+    inputs, outputs = ([v for v in vs if isinstance(v, Value)] for vs in (region.inputs, region.outputs))
+    splicer = _Splicer(region)
+    splicer.replace(Region(region.ops, tuple(inputs), tuple(outputs), frozenset(region.ops)), decided)
+    return splicer.graph()
 
 
 def _is_lean(choice: Choice, region: Graph) -> bool:

@@ -12,6 +12,7 @@ from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction
 from tilewright.tuning.search_limits import PRODUCTS
 
+from .library_graph import read_ops
 from .regions import Region, Regions
 
 
@@ -210,14 +211,3 @@ def _sides(group: ProductGroup) -> tuple[object, ...]:
     assert op.expr is not None
     rows = next(r for r in op.expr.reads() if r.value == 0)
     return (op.inputs[0], rows, *(v.shape for v in (*op.inputs, *op.outputs)))
-
-
-def read_ops(graph: Graph) -> set[Op]:
-    """All ops but the views that only a library's call of a captured node would read."""
-    live: set[Op] = set()
-    needed = set(graph.kept())
-    for op in reversed(graph.ops):
-        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
-            live.add(op)
-            needed |= set(op.inputs)
-    return live

@@ -36,11 +36,11 @@ class Region:
 
 
 def find_regions(
-    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False
+    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False, attention: bool = False
 ) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for recomputed ops. `anywhere` takes small products
-    too, `skinny` those of few rows and a long operand."""
-    finder = _Finder(graph, anywhere, skinny, hints)
+    too, `skinny` those of few rows and a long operand; `attention` only those that a library computes in one call."""
+    finder = _Finder(graph, anywhere, skinny, hints, attention)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -52,9 +52,11 @@ def find_regions(
     return found
 
 
-def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False) -> bool:
+def may_have_regions(
+    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False, attention: bool = False
+) -> bool:
     """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere, skinny, hints)
+    finder = _Finder(graph, anywhere or attention, skinny, hints, attention)
     return any(map(finder.expands, graph.ops))
 
 
@@ -123,8 +125,11 @@ class Regions:
 
 
 class _Finder(Regions):
-    def __init__(self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints) -> None:
+    def __init__(
+        self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints, attention: bool = False
+    ) -> None:
         super().__init__(graph)
+        self.attention = attention
         self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
         self.multiplied = {op.origin for op in graph.ops if op.origin >= 0 and is_product(op)}
 
@@ -135,6 +140,8 @@ class _Finder(Regions):
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
             return False  # a library that fuses the whole region needs no other offer
+        if self.attention and call.reason != "attention":
+            return False
         if self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce)) > REGIONS.max_sum_length:
             return False
         larger = max(_numel(v, self.hints) for v in op.inputs)

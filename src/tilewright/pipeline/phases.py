@@ -41,6 +41,7 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
+from .attention import choose_attention
 from .build import Builder, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
@@ -133,6 +134,14 @@ def _times_products(state: State) -> bool:
     options, place = state.request.options, state.request.place
     wanted = options.contractions == "modelled" and options.fusion == "full" and options.measure
     return wanted and place.backend.replay_clock(place.device) is not None
+
+
+def _choose_attention(state: State) -> State:
+    asked = state.request
+    builder = Builder(in_silence, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
+    found = choose_attention(state.graph, builder, asked.place.device, asked.options)
+    earlier = state.regions.regions if state.regions is not None else ()
+    return replace(state, graph=found.graph, regions=replace(found, regions=(*earlier, *found.regions)))
 
 
 def _choose_products(state: State) -> State:
@@ -231,6 +240,7 @@ def _plan(state: State) -> State:
 PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
+    Phase("attention", _choose_attention, _times_products, shown=lambda s: s.regions),
     Phase("products", _choose_products, _times_products, shown=lambda s: s.products),
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),

@@ -34,7 +34,7 @@ from .trial import Trial
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class MeasuredCache:
     """A cache whose decisions hold for one place."""
 
     cache: DecisionCache
@@ -63,13 +63,13 @@ def choose_region_kernels(
         graph, grown.hints, anywhere=inside, skinny=skinny
     ):
         return ChosenRegions(graph)
-    prices = _prices(grown, None if grown is usual else _prices(usual))
+    prices = kernel_prices(grown, None if grown is usual else kernel_prices(usual))
     cache: DecisionCache = decisions
     if options.measure and options.fusion == "full":
         builder = Builder(in_silence, place.backend, grown, decisions)
         prices = replace(prices, timed=Trial(builder, place.device))
-        cache = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
-    changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
+        cache = MeasuredCache(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
+    changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
     found = choose_kernels(normal, prices, changed, policy, cache)
@@ -77,8 +77,8 @@ def choose_region_kernels(
     return found if made else replace(found, graph=graph)
 
 
-def _prices(solver: Solver, usual: Prices | None = None) -> Prices:
-    """Modelled seconds at the sizes of `solver`."""
+def kernel_prices(solver: Solver, usual: Prices | None = None) -> Prices:
+    """Modelled seconds at the sizes of `solver`, and at the `usual` ones where these are others."""
     hints = solver.hints
 
     def ideal(region: Graph) -> float:
@@ -102,7 +102,7 @@ def _prices(solver: Solver, usual: Prices | None = None) -> Prices:
     return Prices(hints, solver.price, library, ideal, usual, routine, solver.notes, spared, guess)
 
 
-def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
+def rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
     """A region in the form that is best cut into kernels, and which rules led there or were refused, with the ops where
     they were."""
     if not options.rules:

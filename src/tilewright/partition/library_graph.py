@@ -1,0 +1,48 @@
+"""What a library would do in place of a region, as a graph that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.rewrite.normal.normalise import normalise
+
+from .regions import Region
+
+
+def library_graph(
+    region: Region, origins: Collection[int], graph: Graph, selected: Graph, layouts: Mapping[Value, Layout]
+) -> Graph:
+    """What makes the results of a `region` of `graph` where its captured nodes `origins` are calls: the ops of
+    `selected`, the same graph with calls, back to what others make. `layouts` say how the values of that graph lie."""
+    own, views = set(region.ops), set(graph.ops) - read_ops(graph)
+    producer = selected.producer()
+
+    def is_part(op: Op) -> bool:
+        return op in own or op in views or (op.call is not None and op.origin in origins)
+
+    ops: dict[Op, None] = {}
+    inputs: dict[Value, None] = {}
+    todo: list[tuple[Value, bool]] = [(v, False) for v in region.outputs]
+    while todo:
+        v, ready = todo.pop()
+        op = producer.get(v)
+        if op is None or v in region.inputs or not is_part(op):
+            inputs[v] = None
+        elif ready:
+            ops[op] = None
+        elif op not in ops:
+            todo += [(v, True), *((x, False) for x in op.inputs)]
+    laid = {v: layouts[v] for v in (*inputs, *region.outputs) if v in layouts}
+    return normalise(Graph(tuple(inputs), tuple(ops), region.outputs, graph.origins, laid))
+
+
+def read_ops(graph: Graph) -> set[Op]:
+    """All ops but the views that only a library's call of a captured node would read."""
+    live: set[Op] = set()
+    needed = set(graph.kept())
+    for op in reversed(graph.ops):
+        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
+            live.add(op)
+            needed |= set(op.inputs)
+    return live

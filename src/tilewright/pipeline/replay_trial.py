@@ -1,0 +1,146 @@
+"""Times covers against each other by replaying graphs of them, so that small kernels are seen as they run in one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import TilewrightError
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Cover, Kernel
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
+from tilewright.plan import build_plan
+from tilewright.runtime.plan.executable import Argument
+from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.target import MemoryKind
+from tilewright.tuning.input_limits import MODELS
+from tilewright.tuning.search_limits import PRODUCTS
+
+from .build import Builder, Clock, Kernels, Refused, number_kernels
+from .executables import executable
+from .state import Made
+
+LOG = logging.getLogger("tilewright")
+Run = Callable[[list[Argument]], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """A contestant: its cover, and the schedules of those of its kernels that are not solved."""
+
+    cover: Cover
+    schedules: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """In order."""
+        return [step for step in self.cover.steps if isinstance(step, Kernel)]
+
+
+Contest = Sequence[Way]
+"""Ways to compute the same, of the same values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTrial:
+    """Builds covers of known sizes with `builder`, and times them on `device` by `clock`."""
+
+    builder: Builder
+    device: str
+    clock: Clock
+
+    def __call__(self, contests: Sequence[Contest]) -> list[list[float | None]]:
+        """Seconds of each way of each contest, all of which are built at once; None for one that does not build, or
+        where nothing could be timed."""
+        try:
+            with torch.no_grad():
+                runs = dict(self._runs([way for contest in contests for way in contest]))
+                return [self._contest(contest, runs) for contest in contests]
+        except (TilewrightError, RuntimeError, MemoryError) as refused:
+            LOG.info("kernels are not timed: %s", refused)
+        except Exception:
+            LOG.exception("timing kernels failed in a way that nobody expects; the library is taken")
+        return [[None] * len(contest) for contest in contests]
+
+    def fits(self, ways: Contest) -> bool:
+        """Whether memory can be spared for what they read and make."""
+        return 2 * self._bytes(ways) <= MODELS.max_timed_region_bytes
+
+    def _contest(self, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
+        sets = self._sets(ways)
+        found: list[float | None] = []
+        for way in ways:
+            seconds = self._seconds(way, runs[way], sets) if way in runs else None
+            LOG.debug("%s", self._told(way, seconds))
+            found.append(seconds)
+        return found
+
+    def _told(self, way: Way, seconds: float | None) -> str:
+        time = "not built" if seconds is None else f"{seconds * 1e6:.3g} us"
+        how = ", ".join(map(str, way.schedules.values())) or f"{len(way.cover.steps)} steps"
+        return f"{time}: {how}"
+
+    def _seconds(self, way: Way, run: Run, sets: Sequence[Mapping[Value, Tensor]]) -> float:
+        given = [v for v in way.cover.graph.inputs if isinstance(v, Value)]
+        turns = cycle([[tensors[v] for v in given] for tensors in sets])
+        return self.clock(lambda: run([*next(turns)]))
+
+    def _runs(self, ways: Sequence[Way]) -> Iterator[tuple[Way, Run]]:
+        """What runs each way that builds."""
+        left = list(ways)
+        while True:
+            given = {kernel: schedule for way in left for kernel, schedule in way.schedules.items()}
+            try:
+                built = replace(self.builder, given=given).built([w.cover for w in left], (), once=True)
+                break
+            except Refused as refused:
+                kept = [w for w in left if not set(refused.kernels) & set(w.kernels)]
+                if len(kept) == len(left):
+                    raise
+                LOG.info("%d ways do not build: %s", len(left) - len(kept), refused)
+                left = kept
+        yield from self._bound(left, built)
+
+    def _bound(self, ways: Sequence[Way], built: Kernels) -> Iterator[tuple[Way, Run]]:
+        options = self.builder.solver.options.replace(cuda_graphs=False, verify=False)
+        numbers = iter(built.numbers)
+        for way in ways:
+            kernels = number_kernels(way.cover, [next(numbers) for _ in way.kernels])
+            plan = build_plan(way.cover, kernels).on(self.device)
+            yield way, executable(Made(way.cover, plan, built.unit), options)
+
+    def _sets(self, ways: Contest) -> list[dict[Value, Tensor]]:
+        """Sets of operands, so many that those of a run have left the last cache when their turn comes again."""
+        cache = self.builder.solver.target.level(MemoryKind.L2)
+        size = max(1, self._bytes(ways))
+        count = 1 if cache is None else 1 + -(-2 * cache.capacity // size)
+        count = max(1, min(count, PRODUCTS.max_sets, MODELS.max_timed_region_bytes // size))
+        laid = _operands(ways)
+        return [{v: self._tensor(v, layout) for v, layout in laid.items()} for _ in range(count)]
+
+    def _bytes(self, ways: Contest) -> int:
+        values = {*_operands(ways), *(v for v in ways[0].cover.graph.outputs if isinstance(v, Value))}
+        return sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values)
+
+    def _tensor(self, v: Value, layout: Layout | None) -> Tensor:
+        """Random numbers where there are floats; else zeros, which are indices of everything."""
+        strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
+        shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
+        t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
+        return drawn(t) if v.dtype.is_float else t.zero_()
+
+
+def _operands(ways: Contest) -> dict[Value, Layout | None]:
+    """What any way reads, and how it lies."""
+    return {
+        v: way.cover.graph.layouts.get(v)
+        for way in ways
+        for v in way.cover.graph.inputs
+        if isinstance(v, Value)
+    }
