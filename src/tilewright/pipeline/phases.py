@@ -12,6 +12,7 @@ from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
 from tilewright.library.convolution_layout import lay_channels_innermost
 from tilewright.library.fuse_convolutions import fuse_convolutions
+from tilewright.library.patch_convolutions import multiply_patches
 from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
@@ -164,7 +165,9 @@ def _fuse_convolutions(state: State) -> State:
     store = Store(default_root(asked.options))
     timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
     # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
-    graph = state.graph if asked.place.lazy_memory else lay_channels_innermost(state.graph, timer)
+    graph = state.graph
+    if not asked.place.lazy_memory:
+        graph = lay_channels_innermost(multiply_patches(graph, timer), timer)
     # A fused form rounds once.
     return state.with_graph(graph if asked.options.round_intermediates else fuse_convolutions(graph, timer))
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import IllegalSchedule
-from tilewright.ir.graph import Graph, Op
+from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.library.select import select
 from tilewright.partition.cover import partition
@@ -46,6 +46,8 @@ class _Task:
     library: Graph
     kernel: Kernel
     proposed: tuple[Solution, ...]
+    layouts: Mapping[Value, Layout]
+    """Of all values of the graph."""
 
 
 def choose_products(graph: Graph, builder: Builder, device: str, seconds: float) -> ChosenProducts:
@@ -74,6 +76,8 @@ def _numbered(
 ) -> ChosenProducts:
     """The graph with the numbers of kernels, of which the solver knows the schedules from now on."""
     number: dict[Op, int] = {}
+    layouts: dict[Value, Layout] = {}
+    makes = normal.producer()
     fresh = 1 + max((op.kernel for op in normal.ops), default=-1)
     for task in tasks:
         decided = known.get(task.key)
@@ -81,6 +85,8 @@ def _numbered(
         if solution is None:
             continue
         for group in task.groups:
+            made = [v for v in group.region.inputs if v in makes and makes[v].expr is not None]
+            layouts |= {v: task.layouts[v] for v in made if v in task.layouts}
             number |= dict.fromkeys(group.region.ops, fresh)
             fresh += 1
         solver.prefer(
@@ -90,7 +96,8 @@ def _numbered(
     if not number:
         return ChosenProducts(graph, chosen)
     ops = [replace(op, kernel=number.get(op, op.kernel)) for op in normal.ops]
-    return ChosenProducts(normal.with_ops(ops), chosen)
+    laid = layouts | dict(normal.layouts)  # as they lay when the kernels that read them were timed
+    return ChosenProducts(replace(normal, ops=tuple(ops), layouts=laid), chosen)
 
 
 def _solution(task: _Task, decided: ChosenProduct | None) -> Solution | None:
@@ -134,7 +141,7 @@ def _tasks(graph: Graph, groups: Sequence[ProductGroup], solver: Solver) -> list
         if proposed:
             origins = {op.origin for op in alike[0].products}
             library = library_graph(region, origins, graph, selected, graph.layouts)
-            made.append(_Task(key, alike, region.graph(graph), library, kernel, proposed))
+            made.append(_Task(key, alike, region.graph(graph), library, kernel, proposed, graph.layouts))
     return sorted(made, key=lambda t: (not t.groups[0].is_more, -t.proposed[0].seconds * len(t.groups)))
 
 
