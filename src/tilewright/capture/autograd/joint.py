@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
+from tilewright.capture.aliasing.called import InputFacts, asking, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.aliasing.regained import in_place
@@ -36,6 +37,7 @@ from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
+from tilewright.capture.loops.unrolled import val_of
 from tilewright.capture.modes import infer_without_gradients, kept_modes
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
@@ -66,6 +68,17 @@ class Recorder(threading.local):
 
 class Compiling(Exception):
     """Raised by a graph instead of running, under `Recorder.stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Builders:
+    """What makes callables of graphs: `build` compiles, `plain` runs what lives on the CPU in graphs of a GPU as it was
+    captured (without it, `build` gets such graphs whole), and `eager` runs a program as Dynamo captured it, for a
+    reason."""
+
+    build: Build
+    plain: Build | None
+    eager: Callable[[fx.GraphModule, str], Callable[..., object]]
 
 
 def split_joint(
@@ -103,14 +116,12 @@ def split_joint(
 def through_autograd(
     gm: fx.GraphModule,
     example_inputs: Sequence[object],
-    build: Build,
+    builders: Builders,
     *,
     freeze: bool,
-    plain: Build | None = None,
     recorder: Recorder | None = None,
 ) -> Callable[..., object]:
-    """The callable for Dynamo. `plain` runs what lives on the CPU in graphs of a GPU as it was captured; without it,
-    `build` gets such graphs whole.
+    """The callable for Dynamo.
 
     With `freeze`, parameters and buffers of an inference graph become constants; they are compared on each call
     (identity, address and version) and a change builds the graph anew."""
@@ -121,11 +132,13 @@ def through_autograd(
     lay_masks(gm)
     infer_without_gradients(gm)
     loops = roll_loops(gm)
-    given = [*_held(gm), *example_inputs]
+    given = [*(held := _held(gm)), *example_inputs]
+    build, plain = builders.build, builders.plain
     build = build if plain is None else around_sides(build, plain)
     build = around_opaque(around_negated(around_host_results(build)))
 
     failed: list[str] = []
+    facts: list[InputFacts] = []
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
@@ -136,7 +149,7 @@ def through_autograd(
                 raise
 
         def built(graph: fx.GraphModule) -> Runner:
-            _keep_saved()
+            facts[:] = _keep_saved() or facts
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
@@ -158,6 +171,8 @@ def through_autograd(
             )(graph, example_inputs)
 
     compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
+    relied = relied_on(list(map(val_of, gm.graph.find_nodes(op="placeholder"))), facts[len(held) :])
+    compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
 
@@ -195,11 +210,21 @@ def _dense_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _keep_saved() -> None:
-    """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it."""
+def _keep_saved() -> Sequence[InputFacts]:
+    """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it. What torch
+    knows of the inputs is returned."""
     context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    if context is None or context.fw_metadata is None:
+        return ()
+    context.fw_metadata.bw_donated_idxs = []
+    return context.fw_metadata.input_info
+
+
+def _eagerly(gm: fx.GraphModule, builders: Builders, recorder: Recorder | None) -> Callable[..., object]:
+    """The program in eager mode. Raises Compiling where no graph may run."""
+    if recorder is not None and recorder.stop:
+        raise Compiling
+    return builders.eager(gm, "inputs that it writes lie together in memory in another way than compiled for")
 
 
 def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:

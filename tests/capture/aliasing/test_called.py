@@ -1,0 +1,195 @@
+"""Calls whose inputs lie together in memory in another way than compiled for, which torch does not guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.errors import InputError
+
+Cut = Callable[[Tensor], tuple[Tensor, ...]]
+Program = Callable[..., Tensor]
+
+
+def write_and_read(a: Tensor, b: Tensor) -> Tensor:
+    a.add_(1)
+    return b * 2
+
+
+def write_both(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    b.add_(1)
+    return a - b
+
+
+def by_backend(f: Program) -> Program:
+    return torch.compile(f, backend="tilewright")
+
+
+def by_door(f: Program) -> Program:
+    return tilewright.compile(f)
+
+
+def apart(m: Tensor) -> tuple[Tensor, ...]:
+    return m[:-1].clone(), m[:-1].clone()
+
+
+def down(m: Tensor) -> tuple[Tensor, ...]:
+    return m[1:], m[:-1]
+
+
+def up(m: Tensor) -> tuple[Tensor, ...]:
+    return m[:-1], m[1:]
+
+
+def parts(m: Tensor) -> tuple[Tensor, ...]:
+    return m[:-1, :2], m[1:, 2:]
+
+
+def shifted(m: Tensor) -> tuple[Tensor, ...]:
+    return m[:-1, :2], m[1:, 1:3]
+
+
+def turned(m: Tensor) -> tuple[Tensor, ...]:
+    return m[:4], m.t()[:, :4].t()
+
+
+def one_of_another(m: Tensor) -> tuple[Tensor, ...]:
+    other = m.clone()
+    return other[1:], other[:-1]
+
+
+def in_more_memory(m: Tensor) -> tuple[Tensor, ...]:
+    more = torch.cat([m, m])
+    return more[1 : len(m)], more[: len(m) - 1]
+
+
+WAYS = [(apart, down), (apart, up), (down, apart), (down, up), (up, down), (parts, shifted), (down, in_more_memory),
+        (apart, one_of_another), (down, one_of_another), (parts, down), (apart, turned)]  # fmt: skip
+
+
+def grid() -> Tensor:
+    return torch.arange(20.0).view(5, 4) / 7
+
+
+def checked(f: Program, run: Program, cut: Cut) -> None:
+    ours, eager = grid(), grid()
+    given, plain = cut(ours), cut(eager)
+    torch.testing.assert_close(run(*given), f(*plain))
+    torch.testing.assert_close((ours, *given), (eager, *plain))
+
+
+@pytest.mark.filterwarnings("ignore:a program was called:RuntimeWarning")
+@pytest.mark.parametrize("compiled", [by_backend, by_door])
+@pytest.mark.parametrize("f", [write_and_read, write_both])
+@pytest.mark.parametrize(("first", "then"), WAYS)
+def test_what_eager_mode_writes_and_gives(
+    compiled: Callable[[Program], Program], f: Program, first: Cut, then: Cut
+) -> None:
+    tilewright.reset()
+    run = compiled(f)
+    for cut in (first, first, then, first):
+        checked(f, run, cut)
+
+
+@pytest.mark.parametrize("cut", [apart, down, parts])
+def test_calls_that_lie_as_compiled_for_stay_compiled(cut: Cut) -> None:
+    tilewright.reset()
+    run = by_backend(write_and_read)
+    for _ in range(2):
+        checked(write_and_read, run, cut)
+    assert tilewright.stats().fallbacks == 0 and tilewright.stats().graphs == 1
+
+
+def test_with_free_sizes_they_stay_compiled_too() -> None:
+    tilewright.reset()
+    run = torch.compile(write_and_read, backend="tilewright", dynamic=True)
+    for n in (5, 7, 9):
+        ours, eager = (torch.arange(4.0 * n).view(n, 4) for _ in range(2))
+        torch.testing.assert_close(run(ours[2:-1], ours[3:]), write_and_read(eager[2:-1], eager[3:]))
+        assert torch.equal(ours, eager)
+    assert tilewright.stats().fallbacks == 0 and tilewright.stats().graphs == 1
+
+
+def test_it_is_said_once_and_in_the_coverage() -> None:
+    tilewright.reset()
+    run = tilewright.compile(write_and_read, apart(grid()))
+    with pytest.warns(RuntimeWarning, match="run in eager mode") as said:
+        for _ in range(2):
+            checked(write_and_read, run, down)
+    assert len(said) == 1 and tilewright.stats().fallbacks == 1
+    assert "lie together in memory" in str(run.coverage)
+
+
+def test_strict_refuses_it() -> None:
+    tilewright.reset()
+    run = tilewright.compile(write_and_read, apart(grid()), strict=True)
+    m = grid()
+    with pytest.raises(InputError, match="lie together in memory"):
+        run(*down(m))
+    assert torch.equal(m, grid())
+
+
+@pytest.mark.filterwarnings("ignore:a program was called:RuntimeWarning")
+def test_training_writes_what_eager_mode_writes() -> None:
+    tilewright.reset()
+
+    def step(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        a.add_(1)
+        return (b * w).sum()
+
+    run = by_backend(step)
+    for cut in (apart, down, apart):
+        found: list[tuple[Tensor, ...]] = []
+        for f in (run, step):
+            m, w = grid(), torch.ones(4, requires_grad=True)
+            loss = f(*cut(m), w)
+            loss.backward()
+            assert w.grad is not None
+            found.append((loss.detach(), w.grad, m))
+        torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.filterwarnings("ignore:a program was called:RuntimeWarning")
+def test_a_buffer_that_becomes_the_input_is_seen() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.add_(1)
+            return x * self.mean
+
+    tilewright.reset()
+    for compiled in (by_backend, by_door):
+        ours, eager = Mean(), Mean()
+        run = compiled(ours)
+        for given in (lambda n: torch.ones(4), lambda n: torch.ones(4), lambda n: n.mean.detach(), lambda n: n.mean):
+            torch.testing.assert_close(run(given(ours)), eager(given(eager)))
+            assert torch.equal(ours.mean, eager.mean)
+        ours.mean, eager.mean = torch.zeros(4), torch.zeros(4)
+        torch.testing.assert_close(run(ours.mean[:].detach()), eager(eager.mean[:].detach()))
+
+
+def test_preparing_runs_nothing() -> None:
+    tilewright.reset()
+    run = tilewright.compile(write_and_read, apart(grid()))
+    m = grid()
+    run.prepare(down(m), {})
+    assert torch.equal(m, grid())
+
+
+def test_programs_that_write_no_input_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    tilewright.reset()
+    monkeypatch.setattr("tilewright.capture.aliasing.called.meet", never)
+    run = by_backend(lambda a, b: a + b)
+    run(*apart(grid()))
+    run(*down(grid()))
