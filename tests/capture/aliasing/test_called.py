@@ -193,3 +193,37 @@ def test_programs_that_write_no_input_are_not_asked(monkeypatch: pytest.MonkeyPa
     run = by_backend(lambda a, b: a + b)
     run(*apart(grid()))
     run(*down(grid()))
+
+
+def shows_written(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a.add_(1)
+    return a.view(-1)[2:6], b * 2
+
+
+def shows_other(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a.add_(1)
+    return a * 2, b[0]
+
+
+@pytest.mark.parametrize("f", [shows_written, shows_other])
+def test_views_of_inputs_that_share_memory_are_at_their_place(f: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Torch takes the same views of the base."""
+    tilewright.reset()
+    run, ours, eager = torch.compile(f, backend="tilewright"), grid(), grid()
+    for _ in range(2):
+        made, wanted = run(*down(ours)), f(*down(eager))
+        torch.testing.assert_close(made, wanted)
+        assert torch.equal(ours, eager)
+        assert [t.storage_offset() for t in made] == [t.storage_offset() for t in wanted]
+    assert "shows an input" in str(tilewright.compilations()[0].coverage)
+
+
+@pytest.mark.parametrize("cut", [
+    lambda m: (m, m.view(torch.int32)), lambda m: (m.detach()[1:], m.detach()[:-1]),
+    lambda m: ((m * torch.ones((), requires_grad=True)).detach()[1:], m[:-1]),
+])  # fmt: skip
+def test_inputs_of_which_torch_makes_no_base_run_in_eager_mode(cut: Cut) -> None:
+    tilewright.reset()
+    run = tilewright.compile(write_and_read)
+    for _ in range(2):
+        checked(write_and_read, run, cut)

@@ -3,14 +3,21 @@ value of such a tensor stands for its memory.
 
 Torch makes a program functional by giving each write a new value, and scatters that value back over the memory. Where
 two elements lie in one place it is not said which of them stays: windows of a row, `as_strided` with small strides,
-inputs that are expanded. And of windows of a row (`unfold`) it takes all elements that none of them holds for zeros."""
+inputs that are expanded. And of windows of a row (`unfold`) it takes all elements that none of them holds for zeros.
+
+Inputs that share memory, one of which is written, torch takes for views of one base. Where such a program returns a view
+of one, torch takes that view of the base instead; some programs of this kind it refuses."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx
+from torch._functorch._aot_autograd.schemas import OutputType
 
 from tilewright.capture.loops.leaving import memories_of, overlaps, seen_to_write
 from tilewright.capture.loops.unrolled import val_of
@@ -54,6 +61,59 @@ def _is_unclear(node: fx.Node, value: Tensor) -> bool:
     tensors that the program makes itself it can.)"""
     expanded = any(type(s) is int and s == 0 for s in value.stride())
     return overlaps(value) and (node.op == "placeholder" or not expanded)
+
+
+class Facts(Protocol):
+    """What torch's autograd found out about a program."""
+
+    @property
+    def input_info(self) -> Sequence[object]:
+        """One entry for each input of the graph."""
+        ...
+
+    @property
+    def output_info(self) -> Sequence[OutputFacts]:
+        """One entry for each result of the program."""
+        ...
+
+
+class OutputFacts(Protocol):
+    """The same about a result."""
+
+    @property
+    def output_type(self) -> OutputType:
+        """Whose memory it is."""
+        ...
+
+
+def refuse_views_of_bases(facts: Facts, count: int) -> None:
+    """Raise OverlappingWrite if some of the `count` inputs became one base, and the program returns a view of an input."""
+    if len(facts.input_info) >= count:
+        return
+    if any(o.output_type in (OutputType.alias_of_input, OutputType.is_input) for o in facts.output_info):
+        raise OverlappingWrite(
+            "a result that shows an input, of inputs that share memory and are written to", phase="capture",
+            hint="return a copy (`clone()`), or give inputs that share no memory",
+        )  # fmt: skip
+
+
+_UNHANDLED = ("aot_autograd() does not yet handle", "Encountered aliased inputs that are mutated in the graph")
+"""How torch begins to say that it does not follow inputs that share memory, one of which is written."""
+
+
+@contextmanager
+def refused_by_torch() -> Generator[None]:
+    """What torch refuses inside because of such inputs is an OverlappingWrite."""
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        said = str(error).strip()
+        if not said.startswith(_UNHANDLED):
+            raise
+        raise OverlappingWrite(
+            "inputs that share memory and are written to, of different types, classes or gradients", phase="capture",
+            hint="give inputs that share no memory, one of them as a `clone()`",
+        ) from error  # fmt: skip
 
 
 _WINDOWS = ("unfold", torch.Tensor.unfold, torch.ops.aten.unfold.default)

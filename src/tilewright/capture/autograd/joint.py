@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
 from tilewright.capture.aliasing.called import InputFacts, asking, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
-from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
+from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes, refuse_views_of_bases, refused_by_torch
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
@@ -149,7 +150,10 @@ def through_autograd(
                 raise
 
         def built(graph: fx.GraphModule) -> Runner:
-            facts[:] = _keep_saved() or facts
+            known = _keep_saved()
+            if kind != "backward" and known is not None:
+                refuse_views_of_bases(known, len(given))
+                facts[:] = known.input_info
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
@@ -170,7 +174,8 @@ def through_autograd(
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
 
-    compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
+    with refused_by_torch():
+        compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
     relied = relied_on(list(map(val_of, gm.graph.find_nodes(op="placeholder"))), facts[len(held) :])
     compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
@@ -210,14 +215,14 @@ def _dense_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _keep_saved() -> Sequence[InputFacts]:
+def _keep_saved() -> ViewAndMutationMeta | None:
     """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it. What torch
-    knows of the inputs is returned."""
+    knows of the program is returned."""
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fw_metadata is None:
-        return ()
+        return None
     context.fw_metadata.bw_donated_idxs = []
-    return context.fw_metadata.input_info
+    return context.fw_metadata
 
 
 def _eagerly(gm: fx.GraphModule, builders: Builders, recorder: Recorder | None) -> Callable[..., object]:
