@@ -104,7 +104,9 @@ class Session:
         if self.options.strict:
             raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
         warnings.warn(
-            f"a program was called with {reason}: such calls run in eager mode ({hint})", RuntimeWarning, stacklevel=2
+            f"a program was called with {reason}: such calls run in eager mode ({hint})",
+            RuntimeWarning,
+            stacklevel=2,
         )
         return self._as_it_is(gm, reason)
 

@@ -77,7 +77,9 @@ def test_dropout_that_drops_nothing_is_its_operand(
 
 
 def written_in_place_in_a_branch(x: Tensor) -> Tensor:
-    return torch.cond(x.sum() > 0, lambda q: F.dropout(q * 2, 0.5, False, inplace=True).mul_(2), written, (x,))
+    return torch.cond(
+        x.sum() > 0, lambda q: F.dropout(q * 2, 0.5, False, inplace=True).mul_(2), written, (x,)
+    )
 
 
 def input_written_in_a_branch(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import tilewright
 from tilewright.errors import InputError
 
 Cut = Callable[[Tensor], tuple[Tensor, ...]]
-Program = Callable[..., Tensor]
+Program = Callable[..., Any]
 
 
 def write_and_read(a: Tensor, b: Tensor) -> Tensor:
@@ -145,7 +146,8 @@ def test_training_writes_what_eager_mode_writes() -> None:
     run = by_backend(step)
     for cut in (apart, down, apart):
         found: list[tuple[Tensor, ...]] = []
-        for f in (run, step):
+        programs: list[Program] = [run, step]
+        for f in programs:
             m, w = grid(), torch.ones(4, requires_grad=True)
             loss = f(*cut(m), w)
             loss.backward()
@@ -157,6 +159,8 @@ def test_training_writes_what_eager_mode_writes() -> None:
 @pytest.mark.filterwarnings("ignore:a program was called:RuntimeWarning")
 def test_a_buffer_that_becomes_the_input_is_seen() -> None:
     class Mean(nn.Module):
+        mean: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.ones(4))
@@ -169,7 +173,12 @@ def test_a_buffer_that_becomes_the_input_is_seen() -> None:
     for compiled in (by_backend, by_door):
         ours, eager = Mean(), Mean()
         run = compiled(ours)
-        for given in (lambda n: torch.ones(4), lambda n: torch.ones(4), lambda n: n.mean.detach(), lambda n: n.mean):
+        for given in (
+            lambda n: torch.ones(4),
+            lambda n: torch.ones(4),
+            lambda n: n.mean.detach(),
+            lambda n: n.mean,
+        ):
             torch.testing.assert_close(run(given(ours)), eager(given(eager)))
             assert torch.equal(ours.mean, eager.mean)
         ours.mean, eager.mean = torch.zeros(4), torch.zeros(4)
@@ -206,7 +215,9 @@ def shows_other(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("f", [shows_written, shows_other])
-def test_views_of_inputs_that_share_memory_are_at_their_place(f: Callable[..., tuple[Tensor, Tensor]]) -> None:
+def test_views_of_inputs_that_share_memory_are_at_their_place(
+    f: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
     """Torch takes the same views of the base."""
     tilewright.reset()
     run, ours, eager = torch.compile(f, backend="tilewright"), grid(), grid()
@@ -227,3 +238,81 @@ def test_inputs_of_which_torch_makes_no_base_run_in_eager_mode(cut: Cut) -> None
     run = tilewright.compile(write_and_read)
     for _ in range(2):
         checked(write_and_read, run, cut)
+
+
+@pytest.mark.filterwarnings("ignore:a program was called:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("then", [lambda g: (g[:, :2], g[:, 2:]), lambda g: (g[1:], g[:-1])])
+def test_what_is_saved_counts_its_versions_with_nothing_that_is_written(then: Cut) -> None:
+    def step(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return (b * b).sum() + a.sum()
+
+    tilewright.reset()
+    run = by_backend(step)
+    for cut in (lambda g: (g[:, :2].clone(), g[:, 2:].clone()), then):
+        found: list[Tensor] = []
+        for f in (run, step):
+            leaf = grid().requires_grad_()
+            f(*cut(leaf * 1)).backward()
+            assert leaf.grad is not None
+            found.append(leaf.grad)
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_what_torch_asserts_of_inputs_of_one_base_runs_in_eager_mode() -> None:
+    def step(a: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            a.mul_(3)
+        return (b * a.detach().sum()).sum()
+
+    tilewright.reset()
+    found: list[Tensor] = []
+    for f in (by_backend(step), step):
+        leaf = grid().requires_grad_()
+        f(*down(leaf * 1)).backward()
+        assert leaf.grad is not None
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
+
+
+def by_place_behind(a: Tensor) -> Tensor:
+    a.as_strided((2,), (1,)).add_(1)
+    return a + 0
+
+
+def by_place_before(a: Tensor) -> Tensor:
+    a.add_(1)
+    return a.as_strided((2, 2), (12, 1), 3) + 0
+
+
+def on_the_diagonal(a: Tensor) -> Tensor:
+    a.fill_diagonal_(3)
+    return a + 1
+
+
+def shown_repeated(a: Tensor) -> Tensor:
+    c = a.expand(2, *a.shape)
+    a.add_(1)
+    return c
+
+
+def shown_whole(a: Tensor) -> Tensor:
+    v = a.view_as(a)
+    v.add_(1)
+    return v
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("cut", [lambda g: g[::2, 1::2], lambda g: g[2:], lambda g: g.t()[1:]])
+@pytest.mark.parametrize(
+    "f", [by_place_behind, by_place_before, on_the_diagonal, shown_repeated, shown_whole]
+)
+def test_places_of_a_part_of_a_tensor(f: Program, cut: Callable[[Tensor], Tensor], free: bool) -> None:
+    """Torch takes them in the value that the program writes, which lies in another way."""
+    tilewright.reset()
+    ours, eager = (torch.arange(36.0).view(6, 6) for _ in range(2))
+    made, wanted = torch.compile(f, backend="tilewright", dynamic=free)(cut(ours)), f(cut(eager))
+    torch.testing.assert_close(made, wanted)
+    assert made.stride() == wanted.stride() and torch.equal(ours, eager)

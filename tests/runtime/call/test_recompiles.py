@@ -80,13 +80,17 @@ def test_one_class_of_modules_shares_the_limit() -> None:
 
 
 @pytest.mark.parametrize("around", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
-@pytest.mark.parametrize(("program", "name"), [(_doubled, "'_doubled'"), (torch.nn.Tanh(), "torch's own modules")])
+@pytest.mark.parametrize(
+    ("program", "name"), [(_doubled, "'_doubled'"), (torch.nn.Tanh(), "torch's own modules")]
+)
 def test_a_function_that_torch_meets_under_a_transform_is_given_up_and_warned_of(
     around: Callable[..., Callable[[Tensor], Tensor]], program: Callable[[Tensor], Tensor], name: str
 ) -> None:
     x = torch.linspace(-1, 1, 6).view(2, 3)
     fast = torch.compile(program, backend="tilewright")
-    with pytest.warns(RuntimeWarning, match=f"gave up compiling {name}: it was called under (vmap|grad)") as said:
+    with pytest.warns(
+        RuntimeWarning, match=f"gave up compiling {name}: it was called under (vmap|grad)"
+    ) as said:
         for _ in range(2):
             torch.testing.assert_close(around(fast)(x), around(program)(x))
             torch.testing.assert_close(fast(x), program(x))

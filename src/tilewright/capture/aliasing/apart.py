@@ -26,11 +26,16 @@ def is_shared(t: Tensor) -> bool:
     return _owners(storage._cdata) > _ALONE
 
 
-def meet(args: Sequence[object], written: Sequence[int], tensors: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of a `written` argument and another one that are not proved to lie apart. `tensors` are the numbers of all
-    arguments that have a storage."""
+def may_meet(args: Sequence[object], written: Sequence[int], tensors: Sequence[int]) -> bool:
+    """Whether a `written` argument may have the storage of another tensor. `tensors` are the numbers of all arguments
+    that have a storage."""
     once = len({id(args[k]) for k in tensors}) == len(tensors)
-    if once and not any(isinstance(t := args[k], Tensor) and is_shared(t) for k in written):
+    return not once or any(isinstance(t := args[k], Tensor) and is_shared(t) for k in written)
+
+
+def meet(args: Sequence[object], written: Sequence[int], tensors: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of a `written` argument and another one that are not proved to lie apart. `tensors` as above."""
+    if not may_meet(args, written, tensors):
         return
     by_storage: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for k in tensors:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .apart import meet
+from .apart import may_meet, meet
 
 
 class InputFacts(Protocol):
@@ -47,26 +47,32 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Relied:
     """What a compiled program relies on: inputs that it has `written` lie apart from other `tensors`, but for those of
-    one group."""
+    one group. Of those it has `saved` for the backward pass none is a view of what a written one is a view of: they
+    count their versions together."""
 
     written: tuple[int, ...]
     tensors: tuple[int, ...]
     groups: tuple[Group, ...] = ()
+    saved: tuple[int, ...] = ()
 
-    def broken(self, args: Sequence[object]) -> tuple[int, int] | None:
-        """A pair of arguments of a call that lie together in another way."""
-        for group in self.groups:
-            if not group.lies(args):
-                return group.members[0], group.members[1]
-        for pair in meet(args, self.written, self.tensors):
-            if not any(set(pair) <= set(group.members) for group in self.groups):
-                return pair
-        return None
+    def holds(self, args: Sequence[object]) -> bool:
+        """Whether the arguments of a call lie so."""
+        if not all(group.lies(args) for group in self.groups):
+            return False
+        if not may_meet(args, self.written, self.tensors):
+            return True
+        if {id(_owner(args[k])) for k in self.written} & {id(_owner(args[k])) for k in self.saved}:
+            return False
+        return all(
+            any(set(pair) <= set(group.members) for group in self.groups)
+            for pair in meet(args, self.written, self.tensors)
+        )
 
 
-def relied_on(examples: Sequence[object], facts: Sequence[InputFacts]) -> Relied:
-    """What a program relies on that was compiled for these examples. `facts` are torch's of the inputs that the compiled
-    graph has; where these are others, or nothing is known, all inputs count as written."""
+def relied_on(examples: Sequence[object], facts: Sequence[InputFacts], saved: Sequence[int] = ()) -> Relied:
+    """What a program relies on that was compiled for these examples. `facts` are torch's of the inputs that the
+    compiled graph has, and `saved` those of them that it saves; where these are others, or nothing is known, all inputs
+    count as written."""
     if facts and not any(f.mutates_data for f in facts):
         return Relied((), ())
     tensors = tuple(
@@ -75,7 +81,8 @@ def relied_on(examples: Sequence[object], facts: Sequence[InputFacts]) -> Relied
         if isinstance(x, Tensor) and x.layout is torch.strided and torch._C._has_storage(x)  # pyright: ignore[reportAttributeAccessIssue]
     )
     if len(facts) == len(examples):
-        return Relied(tuple(k for k in tensors if facts[k].mutates_data), tensors)
+        written = tuple(k for k in tensors if facts[k].mutates_data)
+        return Relied(written, tensors, saved=tuple(k for k in saved if k in tensors and k not in written))
     by_storage: defaultdict[int, list[int]] = defaultdict(list)
     for k in tensors:
         by_storage[_tensor(examples[k]).untyped_storage()._cdata].append(k)
@@ -92,10 +99,16 @@ def _tensor(x: object) -> Tensor:
     return x
 
 
+def _owner(x: object) -> Tensor:
+    """The tensor of which one is a view, or itself."""
+    t = _tensor(x)
+    return t if t._base is None else t._base
+
+
 def _lay(tensors: Sequence[Tensor]) -> list[object]:
     """How tensors of one storage lie: each one's place, its base, and which have the same base. Sizes that are free are
     None: the program finds them in each call."""
-    owners = [t if t._base is None else t._base for t in tensors]
+    owners = list(map(_owner, tensors))
     found: list[object] = [next(i for i, o in enumerate(owners) if o is owner) for owner in owners]
     for t, owner in zip(tensors, owners, strict=True):
         found += [t is owner, owner.requires_grad, owner.dtype, owner.dim()]
@@ -117,7 +130,7 @@ def asking(
 
     def run(*args: object) -> object:
         given = args[0] if boxed and args and isinstance(args[0], list) else args
-        if relied.broken(given) is None:
+        if relied.holds(given):
             return compiled(*args)
         if not otherwise:
             otherwise.append(eager())

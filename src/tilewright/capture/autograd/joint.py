@@ -29,9 +29,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
 from tilewright.capture.aliasing.called import InputFacts, asking, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
-from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes, refuse_views_of_bases, refused_by_torch
+from tilewright.capture.aliasing.overlapping import (
+    refuse_overlapping_writes,
+    refuse_views_of_bases,
+    refused_by_torch,
+)
 from tilewright.capture.aliasing.regained import in_place
-from tilewright.capture.aliasing.shares import told_apart
+from tilewright.capture.aliasing.shares import saved_inputs, told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
@@ -140,6 +144,7 @@ def through_autograd(
 
     failed: list[str] = []
     facts: list[InputFacts] = []
+    saved: list[int] = []
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
@@ -154,6 +159,7 @@ def through_autograd(
             if kind != "backward" and known is not None:
                 refuse_views_of_bases(known, len(given))
                 facts[:] = known.input_info
+                saved[:] = saved_inputs(graph)
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
@@ -174,9 +180,10 @@ def through_autograd(
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
 
-    with refused_by_torch():
+    with refused_by_torch(gm, failed):
         compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
-    relied = relied_on(list(map(val_of, gm.graph.find_nodes(op="placeholder"))), facts[len(held) :])
+    examples, first = list(map(val_of, gm.graph.find_nodes(op="placeholder"))), len(held)
+    relied = relied_on(examples, facts[first:], [k - first for k in saved if k >= first])
     compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)

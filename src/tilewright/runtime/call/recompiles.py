@@ -79,8 +79,8 @@ def _look(frame: FrameType, backend: Callable[..., object]) -> None:
         _tell(
             code,
             f"torch gave up compiling {what}: it was called under {around.key().name.lower()}, and every later call of "
-            "it runs eagerly too, by itself as well. Compile what calls the transform; torch._dynamo.reset() makes torch "
-            "forget this",
+            "it runs eagerly too, by itself as well. Compile what calls the transform; torch._dynamo.reset() makes "
+            "torch forget this",
         )
 
 
