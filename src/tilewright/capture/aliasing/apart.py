@@ -16,14 +16,21 @@ import torch
 from torch import Tensor
 
 _owners = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
-_ALONE = 2
-"""What torch counts for a storage that one tensor holds: that tensor, and the object through which Python asks."""
+
+
+def _count(t: Tensor) -> int:
+    """Who holds the storage of `t`: tensors, and the object through which Python asks."""
+    storage = t.untyped_storage()
+    return _owners(storage._cdata)
+
+
+_ALONE = _count(torch.empty(1))
+"""Of a storage that one tensor holds."""
 
 
 def is_shared(t: Tensor) -> bool:
     """Whether any other tensor of the process may have the storage of `t`."""
-    storage = t.untyped_storage()
-    return _owners(storage._cdata) > _ALONE
+    return _count(t) > _ALONE
 
 
 def may_meet(args: Sequence[object], written: Sequence[int], tensors: Sequence[int]) -> bool:
