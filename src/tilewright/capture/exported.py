@@ -67,10 +67,8 @@ class Exported:
         return leaves
 
 
-def exported(program: ExportedProgram) -> Exported:
-    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
-    for writes that torch cannot make functional."""
-    refuse_overlapping_writes(program.graph_module)
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """The program in the ops that we declare, without writes but at its end."""
     program = with_copies_of_what_bodies_leave(program)
     with undropped(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
@@ -82,6 +80,14 @@ def exported(program: ExportedProgram) -> Exported:
                 hint="where a branch or loop writes into what it is given (dropout that drops nothing is its operand), "
                 "let it write into a `clone()`",
             ) from error  # fmt: skip
+    return program
+
+
+def exported(program: ExportedProgram) -> Exported:
+    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
+    for writes that torch cannot make functional."""
+    refuse_overlapping_writes(program.graph_module)
+    program = _functional(program)
     signature = program.graph_signature
     held = {**program.state_dict, **program.constants}
     tensors = {name: t for name, t in held.items() if isinstance(t, Tensor)}

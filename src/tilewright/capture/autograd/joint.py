@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
-from tilewright.capture.aliasing.called import InputFacts, asking, relied_on
+from tilewright.capture.aliasing.called import InputFacts, Relied, asking, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.aliasing.overlapping import (
     refuse_overlapping_writes,
@@ -85,6 +85,11 @@ class Builders:
     plain: Build | None
     eager: Callable[[fx.GraphModule, str], Callable[..., object]]
 
+    def whole(self) -> Build:
+        """`build` for all graphs that torch makes."""
+        build = self.build if self.plain is None else around_sides(self.build, self.plain)
+        return around_opaque(around_negated(around_host_results(build)))
+
 
 def split_joint(
     joint: fx.GraphModule,
@@ -132,19 +137,11 @@ def through_autograd(
     (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
-    refuse_overlapping_writes(gm)
-    copy_what_bodies_leave(gm)
-    lay_masks(gm)
-    infer_without_gradients(gm)
-    loops = roll_loops(gm)
+    loops = _prepared(gm)
     given = [*(held := _held(gm)), *example_inputs]
-    build, plain = builders.build, builders.plain
-    build = build if plain is None else around_sides(build, plain)
-    build = around_opaque(around_negated(around_host_results(build)))
-
+    build = builders.whole()
     failed: list[str] = []
-    facts: list[InputFacts] = []
-    saved: list[int] = []
+    facts, saved = list[InputFacts](), list[int]()
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
@@ -182,11 +179,25 @@ def through_autograd(
 
     with refused_by_torch(gm, failed):
         compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
-    examples, first = list(map(val_of, gm.graph.find_nodes(op="placeholder"))), len(held)
-    relied = relied_on(examples, facts[first:], [k - first for k in saved if k >= first])
+    relied = _relied_on(gm, facts, saved, len(held))
     compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _relied_on(gm: fx.GraphModule, facts: Sequence[InputFacts], saved: Sequence[int], held: int) -> Relied:
+    """What the program relies on, by facts of inputs of which the first are weights that it has `held`."""
+    examples = list(map(val_of, gm.graph.find_nodes(op="placeholder")))
+    return relied_on(examples, facts[held:], [k - held for k in saved if k >= held])
+
+
+def _prepared(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with loops for equal steps, both made fit to be traced."""
+    refuse_overlapping_writes(gm)
+    copy_what_bodies_leave(gm)
+    lay_masks(gm)
+    infer_without_gradients(gm)
+    return roll_loops(gm)
 
 
 def _or_apart(
