@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.aliasing.overlapping import OverlappingWrite
-from tilewright.capture.autograd.joint import Recorder, Runner, through_autograd
+from tilewright.capture.autograd.joint import Builders, Recorder, Runner, through_autograd
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
@@ -82,17 +83,32 @@ class Session:
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile what Dynamo captured. What writes into tensors that overlap with themselves runs as it is."""
+        builders = Builders(self._build, None if self.options.strict else self._plain, self._eager)
         try:
             return through_autograd(
-                gm, example_inputs, self._build, freeze=bool(self.options.freeze),
-                plain=None if self.options.strict else self._plain, recorder=self.recorder,
-            )  # fmt: skip
+                gm, example_inputs, builders, freeze=bool(self.options.freeze), recorder=self.recorder
+            )
         except OverlappingWrite as refused:
             if self.options.strict:
                 raise
-            done, run = as_program(gm, refused.message)
-            self.compiled.append(done)
-            return run
+            return self._as_it_is(gm, refused.message)
+
+    def _as_it_is(self, gm: fx.GraphModule, reason: str) -> Callable[..., object]:
+        done, run = as_program(gm, reason)
+        self.compiled.append(done)
+        return run
+
+    def _eager(self, gm: fx.GraphModule, reason: str) -> Callable[..., object]:
+        """What runs calls that nothing was compiled for. Raises InputError under `strict`."""
+        hint = "compile another function for such calls, or give inputs that are written as a `clone()`"
+        if self.options.strict:
+            raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
+        warnings.warn(
+            f"a program was called with {reason}: such calls run in eager mode ({hint})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return self._as_it_is(gm, reason)
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
         done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
+from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 
-from .aliasing.bodies import bodies_with_dropout
+from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .environment import conditions, shape_env
@@ -67,14 +67,27 @@ class Exported:
         return leaves
 
 
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """The program in the ops that we declare, without writes but at its end."""
+    program = with_copies_of_what_bodies_leave(program)
+    with undropped(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
+        try:
+            program = program.run_decompositions(decompositions())
+        except SpecViolationError as error:
+            raise UnsupportedError(
+                f"torch cannot make this program functional: {str(error).splitlines()[0]}", phase="capture",
+                hint="where a branch or loop writes into what it is given (dropout that drops nothing is its operand), "
+                "let it write into a `clone()`",
+            ) from error  # fmt: skip
+    return program
+
+
 def exported(program: ExportedProgram) -> Exported:
     """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
     for writes that torch cannot make functional."""
     refuse_overlapping_writes(program.graph_module)
-    as_eager = nullcontext() if bodies_with_dropout(program.graph_module) else undropped()
-    with as_eager, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
-        program = program.run_decompositions(decompositions())
+    program = _functional(program)
     signature = program.graph_signature
     held = {**program.state_dict, **program.constants}
     tensors = {name: t for name, t in held.items() if isinstance(t, Tensor)}

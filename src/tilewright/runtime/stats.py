@@ -13,7 +13,7 @@ class Stats:
     kernel cache; `plan_misses` size tables made for new sizes; `input_copies` of inputs whose strides were not those
     compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels
     that Triton compiled (those found in the kernel cache are in `cache_hits`); `given_up` functions that torch stopped
-    compiling at its recompile limit, so that they run eagerly.
+    compiling at its recompile limit or under a transform, so that they run eagerly.
     """
 
     graphs: int = 0

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewright
 from tilewright.capture.aten import undropped
+from tilewright.errors import UnsupportedError
 
 Program = Callable[[Tensor], Any]
 
@@ -75,9 +76,43 @@ def test_dropout_that_drops_nothing_is_its_operand(
     torch.testing.assert_close(given, x)
 
 
-def test_dropout_that_is_written_to_in_a_branch() -> None:
-    x = torch.ones(2, 3)
-    torch.testing.assert_close(torch.compile(written_in_a_branch, backend="tilewright")(x), written(x))
+def written_in_place_in_a_branch(x: Tensor) -> Tensor:
+    return torch.cond(
+        x.sum() > 0, lambda q: F.dropout(q * 2, 0.5, False, inplace=True).mul_(2), written, (x,)
+    )
+
+
+def input_written_in_a_branch(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, input_written, lambda q: q.sin(), (x,))
+
+
+@pytest.mark.parametrize("entry", [through_dynamo, through_export])
+@pytest.mark.parametrize("program", [written_in_a_branch, written_in_place_in_a_branch])
+def test_dropout_that_is_written_to_in_a_branch(
+    program: Program, entry: Callable[[Program, Tensor], Program]
+) -> None:
+    fast = entry(program, torch.ones(2, 3))
+    for start in (1.0, -1.0):
+        given, x = torch.full((2, 3), start), torch.full((2, 3), start)
+        torch.testing.assert_close(fast(given), program(x))
+        torch.testing.assert_close(given, x)
+
+
+def test_a_branch_that_writes_into_its_input_through_dropout() -> None:
+    """Torch's own tracing takes it for a copy, and so does not refuse the program."""
+    given, x = torch.ones(2, 3), torch.ones(2, 3)
+    fast = through_dynamo(input_written_in_a_branch, x)
+    torch.testing.assert_close(fast(given), input_written_in_a_branch(x))
+    torch.testing.assert_close(given, x)
+    with pytest.raises(UnsupportedError, match="cannot make this program functional"):
+        through_export(input_written_in_a_branch, x)
+
+
+def test_the_program_that_is_compiled_stays_as_it_was() -> None:
+    program = torch.export.export(Module(written_in_a_branch), (torch.ones(2, 3),))
+    before = str(program.graph_module.true_graph_0.graph)  # type: ignore[union-attr]
+    tilewright.compile(program)
+    assert str(program.graph_module.true_graph_0.graph) == before  # type: ignore[union-attr]
 
 
 def test_results_are_one_tensor_where_they_are_in_eager_mode() -> None:

@@ -41,6 +41,7 @@ def mapped(program: Callable[..., Any], x: Tensor) -> object:
     return torch.vmap(program)(x)
 
 
+@pytest.mark.filterwarnings("ignore:torch gave up compiling torch's own modules:RuntimeWarning")
 @pytest.mark.parametrize("around", [counted, mapped])
 def test_torchs_own_modules_compile_after_one_of_them_was_left_alone(
     around: Callable[[Callable[..., Any], Tensor], object],

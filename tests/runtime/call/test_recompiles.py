@@ -79,6 +79,33 @@ def test_one_class_of_modules_shares_the_limit() -> None:
             torch.compile(_Scaled(n), backend="tilewright")(torch.ones(n))
 
 
+@pytest.mark.parametrize("around", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
+@pytest.mark.parametrize(
+    ("program", "name"), [(_doubled, "'_doubled'"), (torch.nn.Tanh(), "torch's own modules")]
+)
+def test_a_function_that_torch_meets_under_a_transform_is_given_up_and_warned_of(
+    around: Callable[..., Callable[[Tensor], Tensor]], program: Callable[[Tensor], Tensor], name: str
+) -> None:
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    fast = torch.compile(program, backend="tilewright")
+    with pytest.warns(
+        RuntimeWarning, match=f"gave up compiling {name}: it was called under (vmap|grad)"
+    ) as said:
+        for _ in range(2):
+            torch.testing.assert_close(around(fast)(x), around(program)(x))
+            torch.testing.assert_close(fast(x), program(x))
+    assert len(said) == 1 and tilewright.stats().given_up == 1 and tilewright.stats().graphs == 0
+
+
+def test_transforms_inside_of_what_is_compiled_are_not_warned_of() -> None:
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = torch.compile(lambda x: torch.vmap(torch.nn.Tanh())(x), backend="tilewright")
+        torch.testing.assert_close(fast(x), x.tanh())
+    assert tilewright.stats().given_up == 0 and tilewright.stats().graphs == 1
+
+
 def test_other_backends_and_errors_of_torch_are_left_alone() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

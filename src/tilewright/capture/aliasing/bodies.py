@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, fx
+from torch.export import ExportedProgram
 
-_DROPOUT = (torch.nn.functional.dropout, torch.dropout, torch.dropout_, torch.ops.aten.dropout.default)
+from tilewright.capture.loops.unrolled import val_of
+
+aten = torch.ops.aten
+
+_DROPOUT = (
+    torch.nn.functional.dropout, torch.dropout, torch.dropout_, aten.dropout.default, aten.dropout_.default
+)  # fmt: skip
 _HIGHER = tuple(
     getattr(torch.ops.higher_order, name)
     for name in ("cond", "while_loop", "scan", "associative_scan", "map_impl")
@@ -27,13 +36,22 @@ def bodies_with_dropout(gm: fx.GraphModule) -> list[fx.GraphModule]:
 
 
 def copy_what_bodies_leave(gm: fx.GraphModule) -> None:
-    """Let those bodies of a captured graph leave copies."""
+    """Let those bodies of a graph leave copies."""
     for body in bodies_with_dropout(gm):
         output = body.graph.output_node()
         for left in output.all_input_nodes:
-            if isinstance(left.meta.get("example_value"), Tensor):
+            if isinstance(val_of(left), Tensor):
                 with body.graph.inserting_before(output):
-                    copied = body.graph.call_method("clone", (left,))
+                    copied = body.graph.call_function(aten.clone.default, (left,))
                 copied.meta = dict(left.meta)
                 output.replace_input_with(left, copied)
         body.recompile()
+
+
+def with_copies_of_what_bodies_leave(program: ExportedProgram) -> ExportedProgram:
+    """The same program, with copies left by those bodies of its graph."""
+    if not bodies_with_dropout(program.graph_module):
+        return program
+    gm = copy.deepcopy(program.graph_module)
+    copy_what_bodies_leave(gm)
+    return program._update(gm, program.graph_signature)  # pyright: ignore[reportPrivateUsage]

@@ -3,12 +3,14 @@
 A program writes into an input and returns a view of it. Its graph has no writes but at the end, so that it returns a
 view of the value that is written back, and torch makes the user's view of the input itself. With sizes that are not
 known it reads strides and place off what the graph returned: the place in the input's storage, which the graph, that
-makes memory of its own, does not know. It is nowhere guarded either, so that each call asks the input."""
+makes memory of its own, does not know. It is nowhere guarded either, so that each call asks the input. And the strides
+are the view's only if the value lies as the input does; else eager mode runs the program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
@@ -16,6 +18,7 @@ from torch._guards import TracingContext
 from tilewright.capture.opaque import Runner, returned
 
 from .memory import storage_of
+from .overlapping import OverlappingWrite
 from .shares import has_sizes, is_write
 
 
@@ -44,6 +47,16 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
+def _strides(node: object) -> list[object]:
+    """The strides of a tensor's dims, as expressions, which ask nothing of sizes that are not known."""
+    val = node.meta["val"] if isinstance(node, fx.Node) else None
+    assert isinstance(val, Tensor)
+    steps = zip(val.shape, val.stride(), strict=True)
+    return [
+        s.node.expr if isinstance(s, torch.SymInt) else s for n, s in steps if type(n) is not int or n > 1
+    ]
+
+
 def _regained(gm: fx.GraphModule) -> list[tuple[int, int]]:
     """The results that torch makes anew from inputs that the graph writes into, each with the number of its input."""
     context = TracingContext.try_get()
@@ -51,11 +64,21 @@ def _regained(gm: fx.GraphModule) -> list[tuple[int, int]]:
     if facts is None:
         return []
     number = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
-    written = {storage_of(n.args[1]): n.args[0] for n in gm.graph.nodes if is_write(n)}
+    places = gm.graph.find_nodes(op="placeholder")
+    results, count = returned(gm), facts.num_mutated_inp_runtime_indices
+    pairs = [(n.args[1], n.args[0]) for n in gm.graph.nodes if is_write(n)]
+    pairs += [(r, places[i]) for r, i in zip(results[:count], facts.mutated_inp_runtime_indices, strict=True)]
+    written = {storage_of(value): place for value, place in pairs}
+    lies_as = {storage_of(value): _strides(value) == _strides(place) for value, place in pairs}
     found: list[tuple[int, int]] = []
-    nodes = returned(gm)[facts.num_mutated_inp_runtime_indices :]
+    nodes = results[count:]
     for k, (node, of) in enumerate(zip(nodes, facts.output_info, strict=False)):
         source = written.get(storage_of(node))
         if of.output_type is OutputType.alias_of_input and isinstance(source, fx.Node) and source in number:
+            if not lies_as[storage_of(node)]:
+                raise OverlappingWrite(
+                    "a view of an input with gaps, of free sizes, that the program writes and returns", phase="capture",
+                    hint="return a copy (`clone()`) of it",
+                )  # fmt: skip
             found.append((facts.num_mutated_inp_runtime_indices + k, number[source]))
     return found

@@ -69,6 +69,14 @@ def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
     return run
 
 
+def saved_inputs(gm: fx.GraphModule) -> list[int]:
+    """The numbers of the inputs whose memory a forward pass saves for the backward pass."""
+    count = first_saved(gm)
+    saved = {storage_of(n) for n in returned(gm)[count:]} - {None} if count is not None else set()
+    places = gm.graph.find_nodes(op="placeholder")
+    return [k for k, n in enumerate(places) if storage_of(n) in saved]
+
+
 def placed_by_size(gm: fx.GraphModule, shares: Sequence[Share]) -> tuple[int, ...]:
     """The outputs whose place in the memory that they share torch reads off the result, in programs of sizes that are
     not known: it makes them anew from what was given, at the result's strides and offset."""

@@ -21,21 +21,28 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
+from tilewright.capture.aliasing.called import InputFacts, Relied, asking, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
-from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
+from tilewright.capture.aliasing.overlapping import (
+    refuse_overlapping_writes,
+    refuse_views_of_bases,
+    refused_by_torch,
+)
 from tilewright.capture.aliasing.regained import in_place
-from tilewright.capture.aliasing.shares import told_apart
+from tilewright.capture.aliasing.shares import saved_inputs, told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
+from tilewright.capture.loops.unrolled import val_of
 from tilewright.capture.modes import infer_without_gradients, kept_modes
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
@@ -66,6 +73,22 @@ class Recorder(threading.local):
 
 class Compiling(Exception):
     """Raised by a graph instead of running, under `Recorder.stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Builders:
+    """What makes callables of graphs: `build` compiles, `plain` runs what lives on the CPU in graphs of a GPU as it was
+    captured (without it, `build` gets such graphs whole), and `eager` runs a program as Dynamo captured it, for a
+    reason."""
+
+    build: Build
+    plain: Build | None
+    eager: Callable[[fx.GraphModule, str], Callable[..., object]]
+
+    def whole(self) -> Build:
+        """`build` for all graphs that torch makes."""
+        build = self.build if self.plain is None else around_sides(self.build, self.plain)
+        return around_opaque(around_negated(around_host_results(build)))
 
 
 def split_joint(
@@ -103,29 +126,22 @@ def split_joint(
 def through_autograd(
     gm: fx.GraphModule,
     example_inputs: Sequence[object],
-    build: Build,
+    builders: Builders,
     *,
     freeze: bool,
-    plain: Build | None = None,
     recorder: Recorder | None = None,
 ) -> Callable[..., object]:
-    """The callable for Dynamo. `plain` runs what lives on the CPU in graphs of a GPU as it was captured; without it,
-    `build` gets such graphs whole.
+    """The callable for Dynamo.
 
     With `freeze`, parameters and buffers of an inference graph become constants; they are compared on each call
     (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
-    refuse_overlapping_writes(gm)
-    copy_what_bodies_leave(gm)
-    lay_masks(gm)
-    infer_without_gradients(gm)
-    loops = roll_loops(gm)
-    given = [*_held(gm), *example_inputs]
-    build = build if plain is None else around_sides(build, plain)
-    build = around_opaque(around_negated(around_host_results(build)))
-
+    loops = _prepared(gm)
+    given = [*(held := _held(gm)), *example_inputs]
+    build = builders.whole()
     failed: list[str] = []
+    facts, saved = list[InputFacts](), list[int]()
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
@@ -136,7 +152,11 @@ def through_autograd(
                 raise
 
         def built(graph: fx.GraphModule) -> Runner:
-            _keep_saved()
+            known = _keep_saved()
+            if kind != "backward" and known is not None:
+                refuse_views_of_bases(known, len(given))
+                facts[:] = known.input_info
+                saved[:] = saved_inputs(graph)
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
@@ -157,9 +177,27 @@ def through_autograd(
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
 
-    compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
+    with refused_by_torch(gm, failed):
+        compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
+    relied = _relied_on(gm, facts, saved, len(held))
+    compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _relied_on(gm: fx.GraphModule, facts: Sequence[InputFacts], saved: Sequence[int], held: int) -> Relied:
+    """What the program relies on, by facts of inputs of which the first are weights that it has `held`."""
+    examples = list(map(val_of, gm.graph.find_nodes(op="placeholder")))
+    return relied_on(examples, facts[held:], [k - held for k in saved if k >= held])
+
+
+def _prepared(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with loops for equal steps, both made fit to be traced."""
+    refuse_overlapping_writes(gm)
+    copy_what_bodies_leave(gm)
+    lay_masks(gm)
+    infer_without_gradients(gm)
+    return roll_loops(gm)
 
 
 def _or_apart(
@@ -195,11 +233,21 @@ def _dense_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _keep_saved() -> None:
-    """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it."""
+def _keep_saved() -> ViewAndMutationMeta | None:
+    """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it. What torch
+    knows of the program is returned."""
     context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    if context is None or context.fw_metadata is None:
+        return None
+    context.fw_metadata.bw_donated_idxs = []
+    return context.fw_metadata
+
+
+def _eagerly(gm: fx.GraphModule, builders: Builders, recorder: Recorder | None) -> Callable[..., object]:
+    """The program in eager mode. Raises Compiling where no graph may run."""
+    if recorder is not None and recorder.stop:
+        raise Compiling
+    return builders.eager(gm, "inputs that it writes lie together in memory in another way than compiled for")
 
 
 def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:

@@ -160,6 +160,12 @@ class TracedWay:
                     place=_user_place(str(error)),
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
                 ) from error  # fmt: skip
+            except torch._dynamo.exc.UserError as error:
+                raise UnsupportedError(
+                    f"torch cannot capture the program: {str(error).splitlines()[0]}", phase="capture",
+                    place=_user_place(str(error)),
+                    hint="torch.compile(..., backend='tilewright') allows graph breaks",
+                ) from error  # fmt: skip
             except torch._dynamo.exc.TorchRuntimeError as error:
                 raise InputError(
                     f"the program does not fit these inputs: {_torchs_reason(error)}", phase="capture",

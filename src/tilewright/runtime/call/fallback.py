@@ -24,6 +24,7 @@ class Captured:
         self._gm = gm
         self._fixed = tuple((k, frozen[n]) for k, n in enumerate(names) if n in frozen)
         self._count = len(names)
+        self.written: tuple[int, ...] = ()
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Run on flat arguments; the list is emptied. Raises InputError for `out`, which it cannot write into."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tilewright.capture.aliasing.apart import meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
@@ -187,10 +188,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Where an argument of the executable comes from: leaf number `leaf` of the call, or the fixed `tensor`."""
+    """Where an argument of the executable comes from: leaf number `leaf` of the call, or the fixed `tensor`. Of a
+    `scalar` it does not matter."""
 
     leaf: int
     tensor: Tensor | None = None
+    scalar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +205,20 @@ class Returned:
 
 
 Short = Callable[[Sequence[object], Sequence[Tensor] | None], object]
-"""A short way: the program's result for the leaves of a call, and tensors that receive the outputs."""
+"""A short way: the program's result for the leaves of a call, and tensors that receive the outputs; `LONG_WAY` for what
+it does not serve."""
+
+LONG_WAY = object()
+"""In place of a result: nothing has run, the whole way must be gone."""
 
 
 class Runs(Protocol):
     """Runs flat arguments."""
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The arguments that it writes into."""
+        ...
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Flat results; the list of arguments is emptied."""
@@ -225,6 +237,7 @@ class Direct:
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
             p.tensor is None for p in picks
         )
+        self._tensors = tuple(k for k, p in enumerate(picks) if not p.scalar)
         self._order = tuple(order)
         self._spec = spec
         self._single = spec.is_leaf()
@@ -232,10 +245,14 @@ class Direct:
         self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
-        """The program's result for the leaves of a call with the same key."""
+        """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
+        meets another one."""
         args: list[Argument] = (
             list(leaves) if self._plain else [leaves[k] if t is None else t for k, t in self._picks]  # pyright: ignore[reportAssignmentType]
         )
+        written = self.executable.written
+        if written and next(meet(args, written, self._tensors), None) is not None:
+            return LONG_WAY
         results = self.executable(args, out)
         if self._single:
             return results[self._order[0].result]
@@ -272,7 +289,7 @@ def direct_of(
     picks: list[Pick] = []
     for spec, a in zip(executable.plan.inputs, given, strict=True):
         if not isinstance(spec, Spec):
-            picks.append(Pick(0))
+            picks.append(Pick(0, scalar=True))
         elif id(a) in where:
             picks.append(Pick(where[id(a)]))
         elif id(a) in fixed:

@@ -15,7 +15,7 @@ from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
 
-from .fast_path import Short, key_of
+from .fast_path import LONG_WAY, Short, key_of
 
 Out = Tensor | np.ndarray
 """What receives one output."""
@@ -143,8 +143,10 @@ class CompiledModel:
         short: Short | None,
     ) -> object:
         if short is not None and self._way.unchanged():
-            return short((*args, *kwargs.values()) if kwargs else args, out)
-        if self._short and not self._way.unchanged():
+            result = short((*args, *kwargs.values()) if kwargs else args, out)
+            if result is not LONG_WAY:
+                return result
+        elif self._short and not self._way.unchanged():
             self._short.clear()
         result, found = self._way(args, kwargs, out)
         if found is not None and key is not None:

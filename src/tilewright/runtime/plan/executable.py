@@ -233,6 +233,11 @@ class Executable:
 
     # --- calling ---
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The inputs that it writes into."""
+        return self.plan.written
+
     def entry(self) -> Callable[[list[Argument]], list[Result]]:
         """`__call__` as a plain function, which Python calls faster than an object."""
         if not self._fixed:
