@@ -92,7 +92,7 @@ def _tensor(a: np.ndarray) -> Tensor:
 
 def compiled(
     function: Callable[..., object], inputs: Sequence[Tensor], dynamic: Sequence[Sequence[int]] = (),
-    launch: float = 1e-6, machine: str = "sm_90", **options: str,
+    launch: float = 1e-6, machine: str = "sm_90", **options: str | int,
 ) -> Device:  # fmt: skip
     """The kernels of a function for inputs like these on a `machine`; per input, the `dynamic` dims may change.
     `launch` are the seconds that each kernel costs besides its work."""

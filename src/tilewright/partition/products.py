@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
+from tilewright.library.library_graph import read_ops
 from tilewright.library.select import is_contraction
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .library_graph import read_ops
+from .layout import view_layout
 from .regions import Region, Regions
 
 
@@ -156,7 +157,7 @@ class _Finder:
 
     def joined(self, reader: Op, own: set[Op], seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
         """A reader with the products of the same rows that it reads beside the group; None if it cannot join."""
-        if not _is_plain(reader, seed) or reader in taken or reader.kernel >= 0:
+        if not _is_plain(reader, seed, self.graph) or reader in taken or reader.kernel >= 0:
             return None
         more = {reader}
         for v in reader.inputs:
@@ -187,19 +188,29 @@ class _Finder:
             if is_contraction(op):
                 same = self.starts(op) and rows & set(op.inputs) and op.output.shape == seed.output.shape
                 return found if same else None
-            if not _is_plain(op, seed):
+            if not _is_plain(op, seed, self.graph):
                 return None
             before = [p for v in op.inputs if (p := self.producer.get(v)) is not None and p in self.live]
             op = before[0] if len(before) == 1 else None
         return None
 
 
-def _is_plain(op: Op, seed: Op) -> bool:
-    """Whether an op is pointwise, over as many elements as a product has."""
+def _is_plain(op: Op, seed: Op, graph: Graph) -> bool:
+    """Whether an op is pointwise, over as many elements as a product has, and no view that costs nothing."""
     if op.expr is None or not op.expr.is_pointwise or len(op.outputs) != 1:
+        return False
+    if op.expr.is_view() and _is_free(op, graph):
         return False
     sizes = [dims.prod(v.shape) for v in (op.output, seed.output)]
     return dims.equal(*sizes)
+
+
+def _is_free(view: Op, graph: Graph) -> bool:
+    """Whether a view of a dense value is its memory, also as the program returns it."""
+    found, promised = view_layout(view, {}), graph.layouts.get(view.output)
+    return found is not None and (
+        promised is None or all(map(dims.equal, found[0].strides, promised.strides))
+    )
 
 
 def _sides(group: ProductGroup) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from functools import partial
 
 from tilewright.ir.graph import Graph
 from tilewright.ir.sizes import dims
+from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import (
@@ -20,7 +21,6 @@ from tilewright.partition.choose_kernels import (
 )
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
-from tilewright.partition.library_graph import library_graph
 from tilewright.partition.regions import Region, may_have_regions
 from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
@@ -77,7 +77,7 @@ def _ways(
     """The library's and ours."""
     solver, hints = builder.solver, builder.hints
     origins = {op.origin for op in region.own if op.origin >= 0}
-    theirs = library_graph(region, origins, graph, selected, graph.layouts)
+    theirs = library_graph(region.graph(graph), origins, graph, selected)
     return Way(partition(theirs, solver.price, hints, afar=solver.afar)), Way(
         partition(with_kernels(decided), solver.price, hints)
     )

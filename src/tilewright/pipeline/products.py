@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
+from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
-from tilewright.partition.library_graph import library_graph
 from tilewright.partition.memo import DecisionCache, task_of
 from tilewright.partition.products import (
     LIBRARY,
@@ -25,6 +24,7 @@ from tilewright.partition.products import (
     find_products,
 )
 from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
@@ -140,8 +140,9 @@ def _tasks(graph: Graph, groups: Sequence[ProductGroup], solver: Solver) -> list
             continue
         if proposed:
             origins = {op.origin for op in alike[0].products}
-            library = library_graph(region, origins, graph, selected, graph.layouts)
-            made.append(_Task(key, alike, region.graph(graph), library, kernel, proposed, graph.layouts))
+            alone = region.graph(graph)
+            library = library_graph(alone, origins, graph, selected)
+            made.append(_Task(key, alike, alone, library, kernel, proposed, graph.layouts))
     return sorted(made, key=lambda t: (not t.groups[0].is_more, -t.proposed[0].seconds * len(t.groups)))
 
 
@@ -149,7 +150,7 @@ def _decided(
     tasks: Sequence[_Task], trial: ReplayTrial, seconds: float
 ) -> Iterator[tuple[_Task, ChosenProduct]]:
     """What the clock says of each task; nothing of those for which there was no time."""
-    builds = int(seconds * _cores() * PRODUCTS.builds_per_core_second)
+    builds = int(seconds * usable_cores() * PRODUCTS.builds_per_core_second)
     contests = [(t, _ways(t, trial.builder, 0)) for t in tasks]
     fitting = [t for t, ways in contests if trial.fits(ways)][:builds]
     each = min(PRODUCTS.max_timed, builds // len(fitting)) if fitting else 0
@@ -187,8 +188,3 @@ def _varied(proposed: Sequence[Solution], count: int) -> list[Solution]:
     without = [s for s in proposed if not s.schedule.memory.descriptors]
     few = max(count // PRODUCTS.timed_by_address, count - len(by))
     return [*by[: count - few], *without[:few]]
-
-
-def _cores() -> int:
-    """Cores that build."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

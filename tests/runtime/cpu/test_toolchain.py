@@ -130,7 +130,7 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 
 @pytest.mark.parametrize(("flags", "name"), [("fpu sse2", "x86-64"), (V3, "x86-64-v3"), (V4, "x86-64-v4")])
 def test_host_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, name: str) -> None:
-    monkeypatch.setattr(toolchain, "_cores", lambda: 8)
+    monkeypatch.setattr(toolchain, "usable_cores", lambda: 8)
     target = toolchain.host_target(system(tmp_path, flags), "x86_64")
     assert target.name == name
     assert target.cores == 8
@@ -142,7 +142,7 @@ def test_host_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
 
 def test_a_cache_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of two cores is told of a whole socket's cache, of which it gets a small part."""
-    monkeypatch.setattr(toolchain, "_cores", lambda: 2)
+    monkeypatch.setattr(toolchain, "usable_cores", lambda: 2)
     root = system(tmp_path, V4)
     (root / "sys/devices/system/cpu/cpu0/cache/index3/size").write_text("266240K\n")
     cache = toolchain.host_target(root, "x86_64").level(MemoryKind.L2)
@@ -171,7 +171,7 @@ def test_host_target_without_facts(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     target = toolchain.host_target()
-    assert target.cores == toolchain._cores()
+    assert target.cores == toolchain.usable_cores()
     assert target.device.capacity > 2**28
 
 

@@ -159,7 +159,7 @@ def host_target(root: Path = Path("/"), machine: str | None = None) -> Target:
     else:
         flags = _cpu_flags(root / "proc/cpuinfo")
         name = "x86-64-v4" if flags >= _V4 else "x86-64-v3" if flags >= _V3 else "x86-64"
-    cores = _cores()
+    cores = usable_cores()
     sizes = _cache_sizes(root / "sys/devices/system/cpu", cores)
     memory = memory_bytes(root)
     if memory:
@@ -168,7 +168,8 @@ def host_target(root: Path = Path("/"), machine: str | None = None) -> Target:
     return replace(found, slow_products=chip not in ARM and _slow_products(root / "proc/cpuinfo"))
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may use."""
     if sys.platform == "linux":
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.rewrite.normal.normalise import normalise
 
-from .regions import Region
 
-
-def library_graph(
-    region: Region, origins: Collection[int], graph: Graph, selected: Graph, layouts: Mapping[Value, Layout]
-) -> Graph:
+def library_graph(region: Graph, origins: Collection[int], graph: Graph, selected: Graph) -> Graph:
     """What makes the results of a `region` of `graph` where its captured nodes `origins` are calls: the ops of
-    `selected`, the same graph with calls, back to what others make. `layouts` say how the values of that graph lie."""
+    `selected`, the same graph with calls, back to what others make."""
     own, views = set(region.ops), set(graph.ops) - read_ops(graph)
     producer = selected.producer()
 
@@ -23,7 +19,8 @@ def library_graph(
 
     ops: dict[Op, None] = {}
     inputs: dict[Value, None] = {}
-    todo: list[tuple[Value, bool]] = [(v, False) for v in region.outputs]
+    results = tuple(v for v in region.outputs if isinstance(v, Value))
+    todo: list[tuple[Value, bool]] = [(v, False) for v in results]
     while todo:
         v, ready = todo.pop()
         op = producer.get(v)
@@ -33,8 +30,8 @@ def library_graph(
             ops[op] = None
         elif op not in ops:
             todo += [(v, True), *((x, False) for x in op.inputs)]
-    laid = {v: layouts[v] for v in (*inputs, *region.outputs) if v in layouts}
-    return normalise(Graph(tuple(inputs), tuple(ops), region.outputs, graph.origins, laid))
+    laid = {v: graph.layouts[v] for v in (*inputs, *results) if v in graph.layouts}
+    return normalise(Graph(tuple(inputs), tuple(ops), results, graph.origins, laid))
 
 
 def read_ops(graph: Graph) -> set[Op]:

@@ -1,0 +1,104 @@
+"""Which ops may share a kernel with a product of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.library_calls import captured
+from torch import Tensor, nn
+
+from tilewright.ir.graph import Graph
+from tilewright.partition.products import find_products
+from tilewright.rewrite.normal.normalise import normalise
+
+
+class Net(nn.Module):
+    """Three layers of one shape, and one back, in a function of them and x."""
+
+    def __init__(self, body: Callable[[Net, Tensor], object], bias: bool = True) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(16, 32, bias=bias) for _ in range(3))
+        self.back = nn.Linear(32, 16, bias=bias)
+        self.body = body
+
+    def forward(self, x: Tensor) -> object:
+        return self.body(self, x)
+
+
+def graph_of(
+    body: Callable[[Net, Tensor], object], dtype: torch.dtype = torch.float16, bias: bool = True
+) -> Graph:
+    x = torch.randn(2, 3, 16).to(dtype)
+    return normalise(captured(Net(body, bias).to(dtype), (x,), frozen=False))
+
+
+def groups(body: Callable[[Net, Tensor], object], **options: object) -> list[list[str]]:
+    graph = graph_of(body, **options)  # type: ignore[arg-type]
+    found = find_products(graph)
+    owned = [op for g in found for op in g.region.own]
+    assert len(owned) == len(set(owned))
+    for group in found:
+        group.region.graph(graph).verify()
+    return [[op.name for op in g.region.ops] for g in found]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (lambda m, x: m.a(x), [["matmul", "bias"]]),
+        (lambda m, x: F.gelu(m.a(x)), [["matmul", "bias", "gelu"]]),
+        (lambda m, x: m.back(F.relu(m.a(x))) + x, [["matmul", "bias", "relu"], ["matmul", "bias", "add"]]),
+        (lambda m, x: (h := m.a(x)) * torch.sigmoid(h), [["matmul", "bias", "sigmoid", "mul"]]),
+        (
+            lambda m, x: F.silu(m.a(x)) * m.b(x),
+            [["matmul", "bias", "silu", "matmul", "bias", "mul"]],
+        ),
+        (lambda m, x: m.a(x).transpose(0, 1).contiguous(), [["matmul", "bias", "copy"]]),
+    ],
+    ids=["bare", "gelu", "residual", "read twice", "gated", "copied"],
+)
+def test_what_stands_behind_a_product_joins_it(
+    body: Callable[[Net, Tensor], object], expected: list[list[str]]
+) -> None:
+    assert groups(body) == expected
+
+
+def test_products_of_the_same_rows_stand_together() -> None:
+    (names,) = groups(lambda m, x: (m.a(x), m.b(x), m.c(x)))
+    assert names == ["matmul", "bias"] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # the value before the activation is needed too
+        (lambda m, x: (h := m.a(x), F.gelu(h)), [["matmul", "bias"]]),
+        # the mean waits for all of the product
+        (lambda m, x: (h := m.a(x)) - h.mean(), [["matmul", "bias"]]),
+        # rows that the first product makes
+        (lambda m, x: m.back(m.a(x)), [["matmul", "bias"], ["matmul", "bias"]]),
+        # the second factor hangs on the first, by a way outside
+        (
+            lambda m, x: (h := m.a(x)) * m.b(torch.softmax(h, -1)[..., :16]),
+            [["matmul", "bias"], ["matmul", "narrow", "add", "mul"]],
+        ),
+        # other sizes behind it
+        (lambda m, x: m.a(x).sum(-1), [["matmul", "bias"]]),
+        (lambda m, x: F.pad(m.a(x), (1, 1)), [["matmul", "bias"]]),
+    ],
+    ids=["kept", "reduction", "chain", "dependent", "sum", "larger"],
+)
+def test_what_waits_or_is_needed_stays_outside(
+    body: Callable[[Net, Tensor], object], expected: list[list[str]]
+) -> None:
+    assert groups(body) == expected
+
+
+def test_products_of_singles_and_of_unknown_sizes_are_the_librarys() -> None:
+    assert groups(lambda m, x: F.gelu(m.a(x)), dtype=torch.float32) == []
+    module, x = Net(lambda m, x: F.gelu(m.a(x))).half(), torch.randn(4, 3, 16).half()
+    graph = normalise(captured(module, (x,), frozen=False, dynamic=[[True, False, False]]))
+    assert find_products(graph) == []

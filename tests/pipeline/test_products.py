@@ -1,0 +1,109 @@
+"""Products with what stands behind them, and attention: kernels where a clock says so, else the library's."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.absent_gpu import compiled
+from torch import Tensor
+
+from tilewright.pipeline.backends.cuda import CudaBackend
+from tilewright.pipeline.replay_trial import Contest, ReplayTrial
+from tilewright.runtime.store.cache import Store
+
+
+class Clock:
+    """Kernels of our own take `ours` seconds, the last schedule of each less; a library's way takes one."""
+
+    def __init__(self, ours: float | None) -> None:
+        self.ours, self.asked = ours, 0
+
+    def __call__(self, trial: ReplayTrial, contests: Sequence[Contest]) -> list[list[float | None]]:
+        self.asked += len(contests)
+        found: list[list[float | None]] = []
+        for ways in contests:
+            times = [None if self.ours is None else self.ours - n / 1000 for n in range(len(ways) - 1)]
+            found.append([1.0, *times])
+        return found
+
+
+@pytest.fixture
+def clock(request: pytest.FixtureRequest) -> Iterator[Clock]:
+    made = Clock(request.param)
+    with (
+        mock.patch.object(CudaBackend, "replay_clock", lambda backend, device: lambda run: 0.0),
+        mock.patch.object(ReplayTrial, "__call__", lambda trial, contests: made(trial, contests)),
+    ):
+        yield made
+
+
+def halves(*shape: int) -> Tensor:
+    return torch.randn(shape).half() / 4
+
+
+def mlp(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, a)) * F.linear(x, b), c) + x
+
+
+def heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
+    rows, width = x.shape
+    a, b, c = (F.linear(x, w).view(1, rows, 2, width // 2).transpose(1, 2) for w in (q, k, v))
+    return F.linear(F.scaled_dot_product_attention(a, b, c).transpose(1, 2).reshape(rows, width), o) + x
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]]]] = {
+    "mlp": (mlp, ((40, 64), (96, 64), (96, 64), (64, 96))),
+    "attention": (heads, ((40, 64), *[(64, 64)] * 4)),
+    "bmm": (lambda x, y: torch.relu(torch.bmm(x, y)), ((3, 33, 40), (3, 40, 50))),
+}
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_they_are_kernels_with_the_schedules_that_won(name: str, clock: Clock) -> None:
+    """(`compiled` refuses library calls.)"""
+    torch.manual_seed(0)
+    run, shapes = PROGRAMS[name]
+    inputs = [halves(*shape) for shape in shapes]
+    made = compiled(run, inputs, contractions="modelled")
+    assert clock.asked
+    results, _ = made.run(inputs)
+    torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
+    chosen = [k for k in made.kernels if k.seconds is not None and 0.4 < k.seconds < 0.5]
+    assert chosen, "a schedule that was timed is taken"
+
+
+@pytest.mark.parametrize("clock", [0.99, None], indirect=True, ids=["as fast", "not timed"])
+def test_the_library_keeps_what_is_no_faster(clock: Clock) -> None:
+    run, shapes = PROGRAMS["mlp"]
+    with pytest.raises(AssertionError):
+        compiled(run, [halves(*shape) for shape in shapes], contractions="modelled")
+    assert clock.asked
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_without_seconds_nothing_is_timed(clock: Clock) -> None:
+    run, shapes = PROGRAMS["mlp"]
+    with pytest.raises(AssertionError):
+        compiled(run, [halves(*shape) for shape in shapes], contractions="modelled", tune_seconds=0)
+    assert not clock.asked
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_a_second_process_measures_nothing(clock: Clock, tmp_path: Path) -> None:
+    run, shapes = PROGRAMS["mlp"]
+    inputs = [halves(*shape) for shape in shapes]
+    kept = Store(tmp_path)
+    with mock.patch("tests.support.absent_gpu.Store", lambda root: kept):
+        first = compiled(run, inputs, contractions="modelled")
+        before = clock.asked
+        again = compiled(run, inputs, contractions="modelled")
+    assert clock.asked == before > 0
+    assert [str(k.schedule) for k in again.kernels] == [str(k.schedule) for k in first.kernels]
