@@ -103,6 +103,8 @@ class Target:
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     threads: int = 1
     """Threads that a core holds at a time."""
+    block_threads: int = 1
+    """Threads of a block at most."""
     latency: float = 0.0
     """Seconds from a load to its data while memory is busy, where threads wait for it."""
     alone: float = 1.0
@@ -317,6 +319,7 @@ def _gpu(
         launch_seconds=1.0e-6,
         lanes=32,
         threads=2048,
+        block_threads=1024,
         latency=0.8e-6,
         alone=1.3,
         backend="cuda",

@@ -26,7 +26,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
-from tilewright.tuning.thresholds import REGION_STORES
+from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
 from .regions import is_product, makes_as_much
 
@@ -352,7 +352,7 @@ def _cuts(region: Graph, hints: SizeHints) -> list[Value]:
     return [
         v
         for v in found
-        if hints.estimate(v.numel) * REGION_STORES.min_times_smaller <= most
+        if hints.estimate(v.numel) * SIZES.min_negligible_ratio <= most
         or most < REGION_STORES.max_small_elements
     ][: CANDIDATES.max_cuts]
 

@@ -163,11 +163,11 @@ def _choose(
 ) -> ChosenRegion:  # fmt: skip
     otherwise = prices.library(captured)
     if whole is not None and whole[0] < min(
-        otherwise, PARTITION.min_library_loss_ratio * prices.ideal(region)
+        otherwise, PARTITION.min_gain_over_library_ratio * prices.ideal(region)
     ):
         return ChosenRegion(region, (), whole[0], otherwise, routine=whole[1])
     fits = prices.spared(region, ()) <= PARTITION.max_value_memory_ratio
-    if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not policy.always:
+    if fits and otherwise < PARTITION.min_gain_over_library_ratio * prices.ideal(region) and not policy.always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(

@@ -11,7 +11,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
 from tilewright.tuning.search_limits import CANDIDATES
-from tilewright.tuning.thresholds import REGIONS
+from tilewright.tuning.thresholds import REGIONS, SIZES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class _Finder:
         return (
             self.anywhere
             or self.is_skinny(op, larger)
-            or _numel(op.output, self.hints) >= REGIONS.min_growth_ratio * larger
+            or _numel(op.output, self.hints) >= SIZES.min_growth_ratio * larger
         )
 
     def is_skinny(self, op: Op, larger: int) -> bool:

@@ -131,9 +131,9 @@ class Program:
 
 @lru_cache(1 << 12)
 def _count(extents: tuple[Expr, ...], sizes: tuple[tuple[str, int], ...]) -> int:
-    """The product of extents; a size that is not given counts as `SIZES.algebra_size`, or as near as it gets."""
+    """The product of extents; a size that is not given counts as `SIZES.assumed_size`, or as near as it gets."""
     symbols = [s.value for e in extents for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
-    guesses = {s.name: max(s.low, min(SIZES.algebra_size, s.high or SIZES.algebra_size)) for s in symbols}
+    guesses = {s.name: max(s.low, min(SIZES.assumed_size, s.high or SIZES.assumed_size)) for s in symbols}
     return dims.evaluate(dims.prod(extents), {**guesses, **dict(sizes)})
 
 

@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.tuning.search_limits import ALGEBRA_SEARCH
-from tilewright.tuning.thresholds import ALGEBRA, SIZES
+from tilewright.tuning.thresholds import SIZES
 
 from .bounds import of_tensor
 from .factors import Draft
@@ -184,7 +184,7 @@ def _large(graph: Graph, sizes: Mapping[str, int], least_bytes: int) -> dict[Val
         size, wide = _numel(op.output, sizes), max(_numel(v, sizes) for v in op.inputs)
         follows = any(v in found and 2 * size >= _numel(v, sizes) for v in op.inputs)
         if follows or (
-            size >= ALGEBRA.min_growth_ratio * wide and size * op.output.dtype.bytes >= least_bytes
+            size >= SIZES.min_growth_ratio * wide and size * op.output.dtype.bytes >= least_bytes
         ):
             found[op.output] = op
     return found
@@ -195,7 +195,7 @@ def _plain(op: Op) -> bool:
 
 
 def _numel(v: Value, sizes: Mapping[str, int]) -> int:
-    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, SIZES.algebra_size))
+    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, SIZES.assumed_size))
              for e in v.shape for s in dims.symbols_of(e) if isinstance(s.value, Symbol)}  # fmt: skip
     return dims.evaluate(v.numel, known)
 

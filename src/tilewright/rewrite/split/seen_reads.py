@@ -14,7 +14,7 @@ from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.region import renumber_reads
 from tilewright.tuning.search_limits import MASK_SEARCH
-from tilewright.tuning.thresholds import MASKS
+from tilewright.tuning.thresholds import SIZES
 
 
 class Inside:
@@ -85,7 +85,7 @@ class Inside:
         smaller."""
         found = self._accesses(op)
         most = max((size for size, _ in found), default=0)
-        return [offset for size, offset in found if size * MASKS.min_times_smaller >= most]
+        return [offset for size, offset in found if size * SIZES.min_negligible_ratio >= most]
 
     def _accesses(self, op: Op) -> list[tuple[int, Expr]]:
         """The elements of each value that is read, and the place of the one that is read."""

@@ -16,7 +16,7 @@ from tilewright.analysis.contraction import Contraction, contraction, factors, p
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32, i64
-from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, walk
+from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.selection import Precision
@@ -26,7 +26,7 @@ from tilewright.schedule.cpu.vectors import points
 from tilewright.schedule.table import Tuning
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
-from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_shape import Shape
 
@@ -361,8 +361,8 @@ def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[flo
                 continue
             seen.add(x)
             cost = SCALARS[x.op].cost * hints.estimate(dims.prod(a.extent for a in item.axes if a in used))
-            if SCALARS[x.op].cost >= GPU_COST.min_special_cost:
-                special += cost / GPU_COST.min_special_cost
+            if SCALARS[x.op].cost >= SPECIAL_COST:
+                special += cost / SPECIAL_COST
             else:
                 plain += cost
     return special / target.special, plain / target.flops

@@ -1,0 +1,379 @@
+"""`python -m benchmarks.thresholds`: what the numbers of `tuning/` are worth on this CPU, in seconds.
+
+A sweep compiles one program with several values of one threshold, and times them in turn; of each, the fastest sample
+counts, since other processes can only add. Its `loss` is how many times as long the value in the table takes as the
+best one; `texts` says how many different kernels the values led to (1: the kernels of this program do not depend on the
+number, and what differs is noise or lies in calls). A rate is measured by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import tilewright
+from benchmarks import record
+from benchmarks.record import Facts
+from tilewright import measure
+from tilewright.interp import modular
+from tilewright.measure import Run
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.tuning import thresholds
+
+PACKAGE = "tilewright"
+ROUNDS = (60, 400)
+"""Many short samples and no pause between them, since the fastest one counts."""
+MAX_LOSS = 1.2
+"""A value that takes longer than this many times the best one is marked."""
+
+
+@contextlib.contextmanager
+def replaced(name: str, field: str, value: object) -> Generator[None]:
+    """Inside, every module of the package reads `value` for a field of the record `name`."""
+    old = getattr(thresholds, name)
+    new = dataclasses.replace(old, **{field: value})
+    modules = [
+        m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old
+    ]
+    for module in modules:
+        setattr(module, name, new)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, name, old)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something to compile: the module or function, its inputs, options of the compiler."""
+
+    target: Callable[..., Any]
+    inputs: tuple[Tensor, ...]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+    def compiled(self) -> tuple[Run, str]:
+        """A call, and the text of all its kernels."""
+        torch._dynamo.reset()
+        function = self.target
+        if not isinstance(function, nn.Module):
+            function = _Module(function)
+        options = {"cache": False, **self.options}
+        model = tilewright.compile(function, self.inputs, options=options)
+        model(*self.inputs)
+        text = "\n".join(str(getattr(k, "source", k)) for k in model.kernels)
+        return partial(model, *self.inputs), text + str(model.coverage)
+
+
+class _Module(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def _randn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(s, generator=generator) for s in shapes)
+
+
+def _gelu_chain(x: Tensor, ops: int) -> Tensor:
+    for k in range(ops):
+        x = x * (0.5 + 0.01 * k) + 0.1
+    return x
+
+
+def _two_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.nn.functional.gelu(x)
+    return y.sum(0), (y * y).sum(1)
+
+
+def _used_twice(x: Tensor) -> Tensor:
+    y = torch.exp(x * 0.5)
+    return y / (1.0 + y) + y * x
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    scores = torch.tanh(q @ k.transpose(-1, -2) * 0.125 + bias)
+    return torch.softmax(scores, -1) @ v
+
+
+def _linears(width: int, count: int) -> nn.Module:
+    torch.manual_seed(1)
+    layers = [layer for _ in range(count) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers).eval()
+
+
+def _sdpa(rows: int, depth: int) -> Program:
+    return Program(torch.nn.functional.scaled_dot_product_attention, _randn(*((8, 4, rows, depth),) * 3))
+
+
+def _heads(keys: int, depth: int) -> Program:
+    side = (1, 8, keys, depth)
+    return Program(_attention, _randn(side, side, side, (keys, keys)), {"contractions": "inside"})
+
+
+def _depthwise(taps: int) -> Program:
+    torch.manual_seed(1)
+    convolution = nn.Conv2d(64, 64, taps, padding=taps // 2, groups=64).eval()
+    return Program(convolution, _randn((1, 64, 56, 56)))
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "exp of 2^14": lambda: Program(torch.exp, _randn((1 << 14,))),
+    "exp of 2^17": lambda: Program(torch.exp, _randn((1 << 17,))),
+    "exp of 2^20": lambda: Program(torch.exp, _randn((1 << 20,))),
+    "sum of 2^13": lambda: Program(torch.sum, _randn((1 << 13,))),
+    "sum of 2^16": lambda: Program(torch.sum, _randn((1 << 16,))),
+    "sum of 2^20": lambda: Program(torch.sum, _randn((1 << 20,))),
+    "sums of 16 rows of 2^16": lambda: Program(lambda x: x.sum(1), _randn((16, 1 << 16))),
+    "sums of 128 rows of 2^13": lambda: Program(lambda x: x.sum(1), _randn((128, 1 << 13))),
+    "columns of 1024 x 1024": lambda: Program(lambda x: x.sum(0), _randn((1024, 1024))),
+    "columns of 4096 x 4096": lambda: Program(lambda x: x.sum(0), _randn((4096, 4096))),
+    "columns of 48 x 4096": lambda: Program(lambda x: x.sum(0), _randn((48, 4096))),
+    "transpose 128": lambda: Program(lambda x: x.t().contiguous(), _randn((128, 128))),
+    "transpose 1024": lambda: Program(lambda x: x.t().contiguous(), _randn((1024, 1024))),
+    "transpose 4096": lambda: Program(lambda x: x.t().contiguous(), _randn((4096, 4096))),
+    "softmax of 1024": lambda: Program(lambda x: x.softmax(-1), _randn((1024, 1024))),
+    "layer norm of 1024": lambda: Program(lambda x: torch.layer_norm(x, (1024,)), _randn((1024, 1024))),
+    "layer norm of 2^16": lambda: Program(lambda x: torch.layer_norm(x, (1 << 16,)), _randn((32, 1 << 16))),
+    "two sums of gelu": lambda: Program(_two_sums, _randn((1024, 1024))),
+    "exp used twice": lambda: Program(_used_twice, _randn((1 << 20,))),
+    "96 pointwise ops": lambda: Program(lambda x: _gelu_chain(x, 48), _randn((1 << 20,))),
+    "attention of 128, depth 64": lambda: _heads(128, 64),
+    "attention of 512, depth 64": lambda: _heads(512, 64),
+    "attention of 512, depth 128": lambda: _heads(512, 128),
+    "modelled attention of 256": lambda: Program(_attention, _randn(*((4, 8, 256, 64),) * 3, (256, 256))),
+    "own attention of 64": lambda: _sdpa(64, 64),
+    "own attention of 96": lambda: _sdpa(96, 64),
+    "own attention of 160": lambda: _sdpa(160, 64),
+    "own attention of 256, depth 16": lambda: _sdpa(256, 16),
+    "own attention of 256, depth 32": lambda: _sdpa(256, 32),
+    "linears 64 of 32 rows": lambda: Program(_linears(64, 3), _randn((32, 64))),
+    "linears 192 of 16 rows": lambda: Program(_linears(192, 3), _randn((16, 192))),
+    "linears 192 of 48 rows": lambda: Program(_linears(192, 3), _randn((48, 192))),
+    "product of 2 M operations": lambda: Program(torch.mm, _randn((32, 192), (192, 192))),
+    "product of 8 M operations": lambda: Program(torch.mm, _randn((64, 256), (256, 256))),
+    "product of 2 rows": lambda: Program(torch.mm, _randn((2, 384), (384, 3072))),
+    "product of 8 rows": lambda: Program(torch.mm, _randn((8, 384), (384, 3072))),
+    "depthwise 3 x 3": lambda: _depthwise(3),
+    "depthwise 7 x 7": lambda: _depthwise(7),
+    "2 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 19,))),
+    "8 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 21,))),
+    "64 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 24,))),
+}  # fmt: skip
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+FLAT = ("exp of 2^14", "exp of 2^17", "exp of 2^20")
+COLUMNS = ("columns of 1024 x 1024", "columns of 4096 x 4096", "columns of 48 x 4096")
+TRANSPOSES = ("transpose 128", "transpose 1024", "transpose 4096")
+ROWS = ("softmax of 1024", "layer norm of 1024", "layer norm of 2^16")
+PRODUCTS = ("attention of 128, depth 64", "attention of 512, depth 64", "attention of 512, depth 128")
+ATTENTIONS = ("own attention of 64", "own attention of 96", "own attention of 160")
+MODELLED = ("two sums of gelu", "modelled attention of 256", "96 pointwise ops")
+LINEARS = ("linears 64 of 32 rows", "linears 192 of 16 rows", "linears 192 of 48 rows")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Values of one field beside the one in the table, and programs that should depend on it."""
+
+    record: str
+    field: str
+    values: tuple[Any, ...]
+    programs: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """As tables name it."""
+        return f"{self.record.lower()}.{self.field}"
+
+    @property
+    def usual(self) -> Any:
+        """What the table says."""
+        return getattr(getattr(thresholds, self.record), self.field)
+
+
+SWEEPS = (
+    Sweep("CPU_VECTORS", "task_elements", (512, 1024, 2048, 8192, 16384), FLAT),
+    Sweep("CPU_VECTORS", "max_task_row_elements", (256, 512, 1024, 4096), COLUMNS),
+    Sweep("CPU_VECTORS", "max_states", (2048, 8192), COLUMNS),
+    Sweep("CPU_VECTORS", "max_rows_side_by_side", (1, 2, 8), COLUMNS),
+    Sweep("CPU_VECTORS", "max_idle_ratio", (0.03, 0.5), COLUMNS),
+    Sweep("CPU_VECTORS", "min_rows_from_memory", (16, 256, 2048), COLUMNS),
+    Sweep("CPU_VECTORS", "transposed_side", (16, 32, 128, 256), TRANSPOSES),
+    Sweep("CPU_VECTORS", "turned_rows_and_columns", ((32, 256), (64, 512), (128, 256), (256, 2048)), TRANSPOSES),
+    Sweep("CPU_VECTORS", "min_large_tasks_per_core", (1, 2, 32), TRANSPOSES),
+    Sweep("CPU_VECTORS", "min_scratch_cost", (4, 24, 1000), ROWS),
+    Sweep("LOWERING", "min_held_cost", (4, 24, 1000), ("exp used twice", *ROWS[:2])),
+    Sweep("CPU_SPLITS", "min_part_elements", (512, 1024, 2048, 8192, 16384), ("sum of 2^13", "sum of 2^16", "sum of 2^20")),
+    Sweep("CPU_SPLITS", "max_results", (1, 15, 255), ("sums of 16 rows of 2^16", "sums of 128 rows of 2^13")),
+    Sweep("FORMS", "max_part_elements", (1024, 2048, 8192, 16384), ("layer norm of 1024", "layer norm of 2^16")),
+    Sweep("FORMS", "min_part_elements", (64, 1024), ("layer norm of 1024", "layer norm of 2^16")),
+    Sweep("CPU_MATMUL", "max_lane_registers", (1, 2, 3), PRODUCTS),
+    Sweep("CPU_MATMUL", "max_rows", (4, 6, 8, 28), PRODUCTS),
+    Sweep("CPU_MATMUL", "streamed_step_elements", (16, 32, 128), PRODUCTS),
+    Sweep("CPU_MATMUL", "max_untiled_extent", (64, 128, 512), PRODUCTS),
+    Sweep("PARTITION", "max_kernel_ops", (12, 24, 96), ("96 pointwise ops",)),
+    Sweep("PARTITION", "min_stored_instructions", (2, 32, 1000), ("two sums of gelu",)),
+    Sweep("CPP_TEXT", "max_unrolled_registers", (8, 16, 64), (COLUMNS[0], *TRANSPOSES[1:], *ROWS[:2])),
+    Sweep("CPP_TEXT", "max_inline_tree_registers", (2, 16), (*ROWS[:2], "sum of 2^20")),
+    Sweep("OWN_KERNELS", "min_keys", (1, 1 << 20), ATTENTIONS),
+    Sweep("OWN_KERNELS", "min_depth", (1, 1 << 20), ("own attention of 256, depth 16", "own attention of 256, depth 32")),
+    Sweep("ONEDNN", "min_packed_product_work", (1, 1 << 40), LINEARS),
+    Sweep("ONEDNN", "min_plain_product_work", (1, 1 << 40), ("product of 2 M operations", "product of 8 M operations")),
+    Sweep("ONEDNN", "min_plain_rows", (1, 1 << 20), ("product of 2 rows", "product of 8 rows")),
+    Sweep("ONEDNN", "max_unblocked_taps", (1, 1 << 20), ("depthwise 3 x 3", "depthwise 7 x 7")),
+    Sweep("CPU_COST", "instructions_per_second", (1e9, 2e9, 4e9, 16e9), MODELLED),
+    Sweep("CPU_COST", "strided_instructions", (1, 2, 6), MODELLED),
+    Sweep("CPU_COST", "overlapping_points", (1, 2, 8), MODELLED),
+    Sweep("LIBRARY", "reached_peak_ratio", (0.4, 1.0), MODELLED),
+    Sweep("PARTITION", "min_gain_over_library_ratio", (1.0, 1.5), MODELLED),
+    Sweep("CPU_WORK", "min_huge_page_bytes", (1 << 20, 1 << 40), ("2 MiB plus 1", "8 MiB plus 1", "64 MiB plus 1")),
+    Sweep("CPU_WORK", "max_uninterrupted_launches", (0, 64), ("sum of 2^13", "exp of 2^14")),
+)  # fmt: skip
+
+
+def swept(sweep: Sweep, threads: int, seconds: float) -> Facts:
+    """Seconds of each program with each value."""
+    programs: dict[str, Facts] = {}
+    values = (sweep.usual, *(v for v in sweep.values if v != sweep.usual))
+    for name in sweep.programs:
+        program = PROGRAMS[name]()
+        runs: dict[str, Run] = {}
+        texts: list[str] = []
+        for value in values:
+            with replaced(sweep.record, sweep.field, value):
+                run, text = program.compiled()
+            runs[str(value)] = _under(sweep, value, run)
+            texts.append(text)
+        with measure.settings(threads):
+            timings = measure.measure(runs, seconds=seconds, rounds=ROUNDS, pause=0.0)
+        best = {value: timing.minimum for value, timing in timings.items()}
+        loss = best[str(sweep.usual)] / min(best.values())
+        programs[name] = {"seconds": best, "texts": len(set(texts)), "loss": round(loss, 3)}
+    losses = [p["loss"] for p in programs.values()]
+    return {"value": str(sweep.usual), "loss": max(losses), "programs": programs}  # type: ignore[type-var]
+
+
+def _under(sweep: Sweep, value: object, run: Run) -> Run:
+    """The call with the value in place; what kernels do not hold is read as they run."""
+    if sweep.record != "CPU_WORK":
+        return run
+
+    def call() -> object:
+        with replaced(sweep.record, sweep.field, value):
+            return run()
+
+    return call
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+def _seconds(run: Run, seconds: float) -> float:
+    return measure.measure({"": run}, seconds=seconds, rounds=ROUNDS, pause=0.0)[""].minimum
+
+
+def vector_rate(threads: int, seconds: float) -> Facts:
+    """Vector instructions per second of one core: 96 in a row on each vector of what its nearest cache holds."""
+    lanes = host_target().vector_bytes // 4
+    elements, ops = 1 << 12, 96
+    run, _ = Program(lambda x: _gelu_chain(x, ops // 2), _randn((elements,))).compiled()
+    with measure.settings(1):
+        base, _ = Program(lambda x: x + 1.0, _randn((elements,))).compiled()
+        spent = _seconds(run, seconds) - _seconds(base, seconds)
+    return {"value": thresholds.CPU_COST.instructions_per_second, "measured": (ops - 1) * elements / lanes / spent}
+
+
+def python_powers(threads: int, seconds: float) -> Facts:
+    """Elements from which on rounds over arrays are faster than Python's own pow."""
+    usual = thresholds.INTERPRETER.max_python_power_elements
+    prime, crossing = modular.PRIMES[0], 0
+    timings: dict[str, Facts] = {}
+    for elements in (1 << 8, 1 << 10, 1 << 12, 1 << 14):
+        base = np.random.default_rng(1).integers(2, prime, elements, np.uint64)
+        ways: dict[str, float] = {}
+        for name, limit in (("python", 1 << 40), ("arrays", 0)):
+            with replaced("INTERPRETER", "max_python_power_elements", limit):
+                ways[name] = _seconds(lambda base=base: modular.inverse(base, 0), seconds / 4)
+        timings[str(elements)] = dict(ways)
+        crossing = elements if ways["python"] <= ways["arrays"] else crossing
+    return {"value": usual, "measured": crossing, "seconds": timings}
+
+
+RATES: dict[str, Callable[[int, float], Facts]] = {
+    "cpu_cost.instructions_per_second": vector_rate,
+    "interpreter.max_python_power_elements": python_powers,
+}
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def run(only: Sequence[str], threads: int, seconds: float) -> dict[str, Facts]:
+    """All figures, by the name of the threshold."""
+    rates: Facts = {
+        k: f(threads, seconds) for k, f in RATES.items() if not only or any(o in k for o in only)
+    }
+    sweeps: Facts = {}
+    for sweep in SWEEPS:
+        if not only or any(o in sweep.key for o in only):
+            sweeps[sweep.key] = swept(sweep, threads, seconds)
+            click.echo(f"{sweep.key}: {sweeps[sweep.key]}", err=True)
+    return {"rates": rates, "sweeps": sweeps}
+
+
+def table(facts: Mapping[str, Facts]) -> Table:
+    """One row a program: what is in the table, the best value, and how much that would save."""
+    rows = Table()
+    for column in ("threshold", "program", "value", "best", "loss", "texts"):
+        rows.add_column(column, justify="left" if column in ("threshold", "program") else "right")
+    for key, rate in facts["rates"].items():
+        rows.add_row(key, "", f"{rate['value']:g}", f"{rate['measured']:g}", "", "")  # type: ignore[index]
+    for key, sweep in facts["sweeps"].items():
+        for name, program in sweep["programs"].items():  # type: ignore[index,union-attr,call-overload]
+            spent: dict[str, float] = program["seconds"]
+            loss = f"{program['loss']:.2f}" + ("*" if program["loss"] > MAX_LOSS else "")
+            best = min(spent, key=lambda v: spent[v])
+            rows.add_row(key, name, sweep["value"], best, loss, str(program["texts"]))  # type: ignore[index]
+    return rows
+
+
+@click.command(help=__doc__)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="write all figures")
+@click.option("--only", multiple=True, help="thresholds whose names contain this")
+@click.option("--threads", default=2, show_default=True)
+@click.option("--seconds", default=0.25, show_default=True, help="timing per value and program")
+def main(path: Path | None, only: tuple[str, ...], threads: int, seconds: float) -> None:
+    """Measure and print one table."""
+    warnings.filterwarnings("ignore")
+    facts = run(only, threads, seconds)
+    (Console() if Console().is_terminal else Console(width=140)).print(table(facts))
+    if path is not None:
+        record.write_json(path, record.provenance(threads) | facts)
+
+
+if __name__ == "__main__":
+    main()
