@@ -6,13 +6,16 @@ best one; `texts` says how many different kernels the values led to (1: the kern
 number, and what differs is noise or lies in calls). A rate is measured by itself.
 """
 
+# Dynamo keeps what it compiled; its reset has no public name.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,9 +49,7 @@ def replaced(name: str, field: str, value: object) -> Generator[None]:
     """Inside, every module of the package reads `value` for a field of the record `name`."""
     old = getattr(thresholds, name)
     new = dataclasses.replace(old, **{field: value})
-    modules = [
-        m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old
-    ]
+    modules = [m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old]
     for module in modules:
         setattr(module, name, new)
     try:
@@ -96,7 +97,7 @@ def _randn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(s, generator=generator) for s in shapes)
 
 
-def _gelu_chain(x: Tensor, ops: int) -> Tensor:
+def _chain(x: Tensor, ops: int) -> Tensor:
     for k in range(ops):
         x = x * (0.5 + 0.01 * k) + 0.1
     return x
@@ -158,7 +159,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "layer norm of 2^16": lambda: Program(lambda x: torch.layer_norm(x, (1 << 16,)), _randn((32, 1 << 16))),
     "two sums of gelu": lambda: Program(_two_sums, _randn((1024, 1024))),
     "exp used twice": lambda: Program(_used_twice, _randn((1 << 20,))),
-    "96 pointwise ops": lambda: Program(lambda x: _gelu_chain(x, 48), _randn((1 << 20,))),
+    "96 pointwise ops": lambda: Program(lambda x: _chain(x, 48), _randn((1 << 20,))),
     "attention of 128, depth 64": lambda: _heads(128, 64),
     "attention of 512, depth 64": lambda: _heads(512, 64),
     "attention of 512, depth 128": lambda: _heads(512, 128),
@@ -186,6 +187,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 # --- sweeps --------------------------------------------------------------------------------------
 
 FLAT = ("exp of 2^14", "exp of 2^17", "exp of 2^20")
+SUMS = ("sum of 2^13", "sum of 2^16", "sum of 2^20")
+DEPTHS = ("own attention of 256, depth 16", "own attention of 256, depth 32")
 COLUMNS = ("columns of 1024 x 1024", "columns of 4096 x 4096", "columns of 48 x 4096")
 TRANSPOSES = ("transpose 128", "transpose 1024", "transpose 4096")
 ROWS = ("softmax of 1024", "layer norm of 1024", "layer norm of 2^16")
@@ -227,7 +230,7 @@ SWEEPS = (
     Sweep("CPU_VECTORS", "min_large_tasks_per_core", (1, 2, 32), TRANSPOSES),
     Sweep("CPU_VECTORS", "min_scratch_cost", (4, 24, 1000), ROWS),
     Sweep("LOWERING", "min_held_cost", (4, 24, 1000), ("exp used twice", *ROWS[:2])),
-    Sweep("CPU_SPLITS", "min_part_elements", (512, 1024, 2048, 8192, 16384), ("sum of 2^13", "sum of 2^16", "sum of 2^20")),
+    Sweep("CPU_SPLITS", "min_part_elements", (512, 1024, 2048, 8192, 16384), SUMS),
     Sweep("CPU_SPLITS", "max_results", (1, 15, 255), ("sums of 16 rows of 2^16", "sums of 128 rows of 2^13")),
     Sweep("FORMS", "max_part_elements", (1024, 2048, 8192, 16384), ("layer norm of 1024", "layer norm of 2^16")),
     Sweep("FORMS", "min_part_elements", (64, 1024), ("layer norm of 1024", "layer norm of 2^16")),
@@ -240,7 +243,7 @@ SWEEPS = (
     Sweep("CPP_TEXT", "max_unrolled_registers", (8, 16, 64), (COLUMNS[0], *TRANSPOSES[1:], *ROWS[:2])),
     Sweep("CPP_TEXT", "max_inline_tree_registers", (2, 16), (*ROWS[:2], "sum of 2^20")),
     Sweep("OWN_KERNELS", "min_keys", (1, 1 << 20), ATTENTIONS),
-    Sweep("OWN_KERNELS", "min_depth", (1, 1 << 20), ("own attention of 256, depth 16", "own attention of 256, depth 32")),
+    Sweep("OWN_KERNELS", "min_depth", (1, 1 << 20), DEPTHS),
     Sweep("ONEDNN", "min_packed_product_work", (1, 1 << 40), LINEARS),
     Sweep("ONEDNN", "min_plain_product_work", (1, 1 << 40), ("product of 2 M operations", "product of 8 M operations")),
     Sweep("ONEDNN", "min_plain_rows", (1, 1 << 20), ("product of 2 rows", "product of 8 rows")),
@@ -255,26 +258,47 @@ SWEEPS = (
 )  # fmt: skip
 
 
-def swept(sweep: Sweep, threads: int, seconds: float) -> Facts:
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one program with each value, and how many different kernels there were."""
+
+    usual: str
+    seconds: dict[str, float]
+    texts: int
+
+    @property
+    def best(self) -> str:
+        """The fastest value."""
+        return min(self.seconds, key=lambda value: self.seconds[value])
+
+    @property
+    def loss(self) -> float:
+        """How many times as long the value in the table takes as the best one."""
+        return round(self.seconds[self.usual] / self.seconds[self.best], 3)
+
+    def facts(self) -> Facts:
+        """For a file."""
+        return {"seconds": self.seconds, "texts": self.texts, "loss": self.loss}
+
+
+def swept(sweep: Sweep, threads: int, seconds: float) -> dict[str, Measured]:
     """Seconds of each program with each value."""
-    programs: dict[str, Facts] = {}
+    found: dict[str, Measured] = {}
     values = (sweep.usual, *(v for v in sweep.values if v != sweep.usual))
     for name in sweep.programs:
         program = PROGRAMS[name]()
         runs: dict[str, Run] = {}
-        texts: list[str] = []
+        texts: set[str] = set()
         for value in values:
             with replaced(sweep.record, sweep.field, value):
                 run, text = program.compiled()
             runs[str(value)] = _under(sweep, value, run)
-            texts.append(text)
+            texts.add(text)
         with measure.settings(threads):
             timings = measure.measure(runs, seconds=seconds, rounds=ROUNDS, pause=0.0)
-        best = {value: timing.minimum for value, timing in timings.items()}
-        loss = best[str(sweep.usual)] / min(best.values())
-        programs[name] = {"seconds": best, "texts": len(set(texts)), "loss": round(loss, 3)}
-    losses = [p["loss"] for p in programs.values()]
-    return {"value": str(sweep.usual), "loss": max(losses), "programs": programs}  # type: ignore[type-var]
+        spent = {value: timing.minimum for value, timing in timings.items()}
+        found[name] = Measured(str(sweep.usual), spent, len(texts))
+    return found
 
 
 def _under(sweep: Sweep, value: object, run: Run) -> Run:
@@ -292,38 +316,47 @@ def _under(sweep: Sweep, value: object, run: Run) -> Run:
 # --- rates ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Rate:
+    """What is in the table, and what was measured."""
+
+    value: float
+    measured: float
+
+    def facts(self) -> Facts:
+        """For a file."""
+        return {"value": self.value, "measured": self.measured}
+
+
 def _seconds(run: Run, seconds: float) -> float:
     return measure.measure({"": run}, seconds=seconds, rounds=ROUNDS, pause=0.0)[""].minimum
 
 
-def vector_rate(threads: int, seconds: float) -> Facts:
+def vector_rate(seconds: float) -> Rate:
     """Vector instructions per second of one core: 96 in a row on each vector of what its nearest cache holds."""
     lanes = host_target().vector_bytes // 4
     elements, ops = 1 << 12, 96
-    run, _ = Program(lambda x: _gelu_chain(x, ops // 2), _randn((elements,))).compiled()
+    run, _ = Program(lambda x: _chain(x, ops // 2), _randn((elements,))).compiled()
+    base, _ = Program(lambda x: x + 1.0, _randn((elements,))).compiled()
     with measure.settings(1):
-        base, _ = Program(lambda x: x + 1.0, _randn((elements,))).compiled()
         spent = _seconds(run, seconds) - _seconds(base, seconds)
-    return {"value": thresholds.CPU_COST.instructions_per_second, "measured": (ops - 1) * elements / lanes / spent}
+    return Rate(thresholds.CPU_COST.instructions_per_second, (ops - 1) * elements / lanes / spent)
 
 
-def python_powers(threads: int, seconds: float) -> Facts:
-    """Elements from which on rounds over arrays are faster than Python's own pow."""
-    usual = thresholds.INTERPRETER.max_python_power_elements
+def python_powers(seconds: float) -> Rate:
+    """Elements up to which Python's own pow is faster than rounds over arrays."""
     prime, crossing = modular.PRIMES[0], 0
-    timings: dict[str, Facts] = {}
-    for elements in (1 << 8, 1 << 10, 1 << 12, 1 << 14):
+    for elements in (1 << k for k in range(4, 15)):
         base = np.random.default_rng(1).integers(2, prime, elements, np.uint64)
-        ways: dict[str, float] = {}
-        for name, limit in (("python", 1 << 40), ("arrays", 0)):
+        ways: list[float] = []
+        for limit in (1 << 40, 0):
             with replaced("INTERPRETER", "max_python_power_elements", limit):
-                ways[name] = _seconds(lambda base=base: modular.inverse(base, 0), seconds / 4)
-        timings[str(elements)] = dict(ways)
-        crossing = elements if ways["python"] <= ways["arrays"] else crossing
-    return {"value": usual, "measured": crossing, "seconds": timings}
+                ways.append(_seconds(partial(modular.inverse, base, 0), seconds / 8))
+        crossing = elements if ways[0] <= ways[1] else crossing
+    return Rate(thresholds.INTERPRETER.max_python_power_elements, crossing)
 
 
-RATES: dict[str, Callable[[int, float], Facts]] = {
+RATES: dict[str, Callable[[float], Rate]] = {
     "cpu_cost.instructions_per_second": vector_rate,
     "interpreter.max_python_power_elements": python_powers,
 }
@@ -332,33 +365,28 @@ RATES: dict[str, Callable[[int, float], Facts]] = {
 # --- the command ---------------------------------------------------------------------------------
 
 
-def run(only: Sequence[str], threads: int, seconds: float) -> dict[str, Facts]:
-    """All figures, by the name of the threshold."""
-    rates: Facts = {
-        k: f(threads, seconds) for k, f in RATES.items() if not only or any(o in k for o in only)
-    }
-    sweeps: Facts = {}
-    for sweep in SWEEPS:
-        if not only or any(o in sweep.key for o in only):
-            sweeps[sweep.key] = swept(sweep, threads, seconds)
-            click.echo(f"{sweep.key}: {sweeps[sweep.key]}", err=True)
-    return {"rates": rates, "sweeps": sweeps}
-
-
-def table(facts: Mapping[str, Facts]) -> Table:
+def table(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Table:
     """One row a program: what is in the table, the best value, and how much that would save."""
     rows = Table()
     for column in ("threshold", "program", "value", "best", "loss", "texts"):
         rows.add_column(column, justify="left" if column in ("threshold", "program") else "right")
-    for key, rate in facts["rates"].items():
-        rows.add_row(key, "", f"{rate['value']:g}", f"{rate['measured']:g}", "", "")  # type: ignore[index]
-    for key, sweep in facts["sweeps"].items():
-        for name, program in sweep["programs"].items():  # type: ignore[index,union-attr,call-overload]
-            spent: dict[str, float] = program["seconds"]
-            loss = f"{program['loss']:.2f}" + ("*" if program["loss"] > MAX_LOSS else "")
-            best = min(spent, key=lambda v: spent[v])
-            rows.add_row(key, name, sweep["value"], best, loss, str(program["texts"]))  # type: ignore[index]
+    for key, rate in rates.items():
+        rows.add_row(key, "", f"{rate.value:g}", f"{rate.measured:g}", "", "")
+    for key, programs in sweeps.items():
+        for name, made in programs.items():
+            loss = f"{made.loss:.2f}" + ("*" if made.loss > MAX_LOSS else "")
+            rows.add_row(key, name, made.usual, made.best, loss, str(made.texts))
     return rows
+
+
+def facts(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Facts:
+    """The same for a file."""
+    told: Facts = {}
+    for key, programs in sweeps.items():
+        usual = next(iter(programs.values())).usual
+        loss = max(made.loss for made in programs.values())
+        told[key] = {"value": usual, "loss": loss, "programs": {n: m.facts() for n, m in programs.items()}}
+    return {"rates": {key: rate.facts() for key, rate in rates.items()}, "sweeps": told}
 
 
 @click.command(help=__doc__)
@@ -369,10 +397,18 @@ def table(facts: Mapping[str, Facts]) -> Table:
 def main(path: Path | None, only: tuple[str, ...], threads: int, seconds: float) -> None:
     """Measure and print one table."""
     warnings.filterwarnings("ignore")
-    facts = run(only, threads, seconds)
-    (Console() if Console().is_terminal else Console(width=140)).print(table(facts))
+
+    def asked(key: str) -> bool:
+        return not only or any(part in key for part in only)
+
+    rates = {key: rate(seconds) for key, rate in RATES.items() if asked(key)}
+    sweeps: dict[str, dict[str, Measured]] = {}
+    for sweep in filter(lambda sweep: asked(sweep.key), SWEEPS):
+        sweeps[sweep.key] = swept(sweep, threads, seconds)
+        click.echo(f"{sweep.key}: {max(m.loss for m in sweeps[sweep.key].values())}", err=True)
+    (Console() if Console().is_terminal else Console(width=140)).print(table(rates, sweeps))
     if path is not None:
-        record.write_json(path, record.provenance(threads) | facts)
+        record.write_json(path, record.provenance(threads) | facts(rates, sweeps))
 
 
 if __name__ == "__main__":

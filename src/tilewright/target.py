@@ -222,14 +222,14 @@ class Target:
         instead of splitting it; this machine if they cannot."""
         if self.backend != "cuda" or self.rounds_singles:
             return self
-        kept = [u for u in self.matrix_units if u.operand != "f32"]
+        others = [u for u in self.matrix_units if u.operand != "f32"]
         units = [
             MatrixUnit((m, n, k // 2), "f32", u.accumulator, u.flops / 2, "tf32")
-            for u in kept
+            for u in others
             if u.operand == "f16"
             for m, n, k in [u.shape]
         ]
-        return dataclasses.replace(self, matrix_units=(*kept, *units))
+        return dataclasses.replace(self, matrix_units=(*others, *units))
 
     @property
     def rounds_singles(self) -> bool:

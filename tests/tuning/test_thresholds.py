@@ -30,7 +30,12 @@ class Some:
 
 
 def entry(value: object, **other: object) -> dict[str, object]:
-    return {"value": value, "unit": "rows", "why": "More are slower.", "source": "estimate: half of ten"} | other
+    return {
+        "value": value,
+        "unit": "rows",
+        "why": "More are slower.",
+        "source": "estimate: half of ten",
+    } | other
 
 
 TABLES: Mapping[str, Any] = {

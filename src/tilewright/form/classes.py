@@ -191,7 +191,7 @@ def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     """a = p * inner + q, everywhere."""
     next_age = 1 + max(age_of(x) for i in form.items for x in i.axes)
     p, q = Axis(f"c{next_age}", outer), Axis(f"c{next_age + 1}", inner)
-    whole = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
+    joined = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
     position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
     expanded: dict[Expr, Expr] = {}
     placed: dict[Expr, Expr] = {}
@@ -205,7 +205,7 @@ def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
         return make("value", (*args[:at], *both, *args[at + 1 :]), x.dtype, x.value)
 
     def apply(e: Expr) -> Expr:
-        return substitute(transform(e, expand, expanded), whole, placed)
+        return substitute(transform(e, expand, expanded), joined, placed)
 
     pick = lambda group: tuple(y for x in group for y in ((p, q) if x == a else (x,)))  # noqa: E731
     items = [
@@ -316,11 +316,11 @@ def drop_dead(form: Form) -> Form:
             if f not in live:
                 live.add(f)
                 todo.append(form.items[f])
-    kept = [i for i in form.items if not i.is_fold or i.id in live]
-    if len(kept) == len(form.items):
+    live_items = [i for i in form.items if not i.is_fold or i.id in live]
+    if len(live_items) == len(form.items):
         return form
     memo: dict[Expr, Expr] = {}
-    number = {i.id: n for n, i in enumerate(kept)}
+    number = {i.id: n for n, i in enumerate(live_items)}
 
     def renumber(x: Expr) -> Expr | None:
         if x.op == "value" and isinstance(x.value, tuple):
@@ -333,7 +333,8 @@ def drop_dead(form: Form) -> Form:
         return None
 
     items = [
-        replace(i, id=number[i.id], body=tuple(transform(b, renumber, memo) for b in i.body)) for i in kept
+        replace(i, id=number[i.id], body=tuple(transform(b, renumber, memo) for b in i.body))
+        for i in live_items
     ]
     return replace(form, items=tuple(items))
 

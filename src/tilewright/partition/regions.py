@@ -24,15 +24,15 @@ class Region:
     outputs: tuple[Value, ...]
     own: frozenset[Op]
 
-    def graph(self, whole: Graph) -> Graph:
+    def graph(self, program: Graph) -> Graph:
         """The region as a graph of its own."""
-        layouts = {v: whole.layouts[v] for v in (*self.inputs, *self.outputs) if v in whole.layouts}
-        return Graph(self.inputs, self.ops, self.outputs, whole.origins, layouts)
+        layouts = {v: program.layouts[v] for v in (*self.inputs, *self.outputs) if v in program.layouts}
+        return Graph(self.inputs, self.ops, self.outputs, program.origins, layouts)
 
-    def as_captured(self, whole: Graph) -> Graph:
+    def as_captured(self, program: Graph) -> Graph:
         """The same with the views that only library calls of its origins read."""
         inside = {*self.ops, *self.own}
-        return self.graph(whole).with_ops([op for op in whole.ops if op in inside])
+        return self.graph(program).with_ops([op for op in program.ops if op in inside])
 
 
 def find_regions(

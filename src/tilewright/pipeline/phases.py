@@ -64,8 +64,8 @@ def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = No
     typical = typical_sizes(graph, asked.traced)
     usual, rest = solver.at(typical), without_nothing(graph)
     grown = usual.at(typical.raised(SIZES.assumed_size, rest.symbols()))
-    kept = Store(default_root(asked.options)) if store is None else store
-    decisions = Decisions(solver.target, kept, asked.options, typical.sizes)
+    memory = Store(default_root(asked.options)) if store is None else store
+    decisions = Decisions(solver.target, memory, asked.options, typical.sizes)
     return State(asked, usual, grown, decisions, graph, rest)
 
 

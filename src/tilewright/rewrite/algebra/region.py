@@ -178,8 +178,8 @@ def canonical(ops: Sequence[Op], outputs: Iterable[Value]) -> tuple[Program, lis
         expr = renumber_reads(op.expr, lambda i, op=op: numbers[op.inputs[i]])
         steps[numbers[op.output]] = Step(replace(op.output, id=numbers[op.output]), expr, k)
     leaves = {n: replace(v, id=n) for v, n in numbers.items() if v not in made}
-    kept = tuple(sorted(numbers[v] for v in outputs))
-    return Program(steps, leaves, kept, len(numbers)), list(numbers)
+    required = tuple(sorted(numbers[v] for v in outputs))
+    return Program(steps, leaves, required, len(numbers)), list(numbers)
 
 
 def position(a: Axis) -> Expr:

@@ -137,8 +137,8 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
     counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
     made = (split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts)
     ways = ((m[0], _kernels(*m)) for m in made if m is not None)
-    whole = Kernel(region.ops, _required_results(region))
-    return fastest_split(whole, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
+    unsplit = Kernel(region.ops, _required_results(region))
+    return fastest_split(unsplit, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
 
 
 def _required_results(region: Graph) -> tuple[Value, ...]:

@@ -119,13 +119,13 @@ def joined_axes(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> tuple[dict[E
 
 def as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:
     """One axis for several, whose indices, as digits of its own, go into `table`."""
-    whole = Axis(name, dims.prod(a.extent for a in group))
-    rest: Expr = axis(whole)
+    joined = Axis(name, dims.prod(a.extent for a in group))
+    rest: Expr = axis(joined)
     for a in reversed(group[1:]):
         table[axis(a)] = dims.mod(rest, a.extent)
         rest = dims.floordiv(rest, a.extent)
     table[axis(group[0])] = rest
-    return whole
+    return joined
 
 
 def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:

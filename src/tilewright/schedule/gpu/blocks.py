@@ -23,7 +23,14 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
 from tilewright.schedule.table import HELD, Entry, Tuning
 from tilewright.target import Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS, GPU_COLUMNS, GPU_ROWS, SKINNY_MATMUL, SUM_LEVELS
+from tilewright.tuning.thresholds import (
+    CONTRACTION,
+    GPU_BLOCKS,
+    GPU_COLUMNS,
+    GPU_ROWS,
+    SKINNY_MATMUL,
+    SUM_LEVELS,
+)
 
 from .block_shape import Shape, is_narrow, shape_of
 from .matmul import Blocks, TileLimits, product_blocks
@@ -80,7 +87,9 @@ def block_schedule(
         wide = _beside(shape, target, hints) if len(inner) == 1 else GPU_BLOCKS.enough_contiguous_elements
         inner, entry = _column_blocks(form, inner, most, found, wide)
     tiles = inner | _grid_tiles(form, shape, inner, entry, target, hints)
-    warps = entry.warps or max(1, min(target.block_threads // target.lanes, _product(tiles.values()) // per_warp))
+    warps = entry.warps or max(
+        1, min(target.block_threads // target.lanes, _product(tiles.values()) // per_warp)
+    )
     open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
     enough = GPU_BLOCKS.min_elements_per_thread * warps * target.lanes
     if kind in HELD and len(open_) > 1 and _product(tiles.values()) < enough:
@@ -150,11 +159,7 @@ def schedule_of_blocks(
         online=streamed,
         lane_states=not multiplied and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         lane_states_of=blocks.spread,
-        max_chain=GPU_BLOCKS.max_chain
-        if not multiplied
-        else 0
-        if halves
-        else SUM_LEVELS.max_chain,
+        max_chain=GPU_BLOCKS.max_chain if not multiplied else 0 if halves else SUM_LEVELS.max_chain,
         blockwise=streamed and multiplied and not halves,
     )
     math = Math(
@@ -466,5 +471,7 @@ def _grid_plan(a: Axis, tiles: dict[Axis, int], descending: bool = False) -> Cla
 
 
 def _inner_plan(a: Axis, shape: Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
-    whole = a in most and tiles[a] >= most[a]
-    return ClassPlan(a, Role.RESIDENT if whole else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a])
+    untiled = a in most and tiles[a] >= most[a]
+    return ClassPlan(
+        a, Role.RESIDENT if untiled else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a]
+    )

@@ -126,15 +126,15 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
         for a in open_
     ]
     for tiles in choices(*ladders):
-        whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = _contractions(known.form, known.sums, tuple(whole.items()))
+        complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
+        made = _contractions(known.form, known.sums, tuple(complete.items()))
         if made is None:
             continue
-        spread = _spread(known, whole)
+        spread = _spread(known, complete)
         halves = all(c.operand.is_half for c in made)
         split = [c.m for c in made if _is_split(known, c)]
         if any(
-            whole[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
+            complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
             for a in split
         ):
             continue
@@ -142,13 +142,13 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
             (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
         )
         wide = min(
-            (whole[a] for a in split if whole[a] >= GPU_MATMUL.warp_group_rows),
+            (complete[a] for a in split if complete[a] >= GPU_MATMUL.warp_group_rows),
             default=MATMUL_BLOCKS.warps[-1] * CONTRACTION.min_block_side,
         )
         for warps, ahead in choices(
             [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
         ):
-            yield Blocks(whole, warps, ahead, spread, halves)
+            yield Blocks(complete, warps, ahead, spread, halves)
 
 
 def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:

@@ -51,7 +51,9 @@ def summed_blocks(
         or step < SKINNY_MATMUL.min_step_elements
     ):
         return None
-    return Blocks(tiles | {walked: step}, GPU_BLOCKS.usual_warps, GPU_BLOCKS.usual_stages if walked in inner else 1)
+    return Blocks(
+        tiles | {walked: step}, GPU_BLOCKS.usual_warps, GPU_BLOCKS.usual_stages if walked in inner else 1
+    )
 
 
 def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:
