@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.loop_classes import Classes, age_of, terms_of
@@ -207,17 +207,23 @@ def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     def apply(e: Expr) -> Expr:
         return substitute(transform(e, expand, expanded), joined, placed)
 
-    pick = lambda group: tuple(y for x in group for y in ((p, q) if x == a else (x,)))  # noqa: E731
+    return _with_classes(form, lambda x: (p, q) if x == a else (x,), apply)
+
+
+def _with_classes(
+    form: Form, classes_of: Callable[[Axis], Sequence[Axis]], apply: Callable[[Expr], Expr]
+) -> Form:
+    """The form in which each class is what `classes_of` makes of it, and each expression what `apply` does."""
+
+    def changed(group: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(y for x in group for y in classes_of(x))
+
     items = [
         replace(
-            i,
-            kept=pick(i.kept),
-            reduce=pick(i.reduce),
-            body=tuple(map(apply, i.body)),
-            offset=apply(i.offset),
+            i, kept=changed(i.kept), reduce=changed(i.reduce), body=tuple(map(apply, i.body)), offset=apply(i.offset)
         )
         for i in form.items
-    ]
+    ]  # fmt: skip
     return replace(form, items=tuple(items))
 
 
@@ -418,15 +424,4 @@ def _merged(form: Form, a: Axis, b: Axis) -> Form:
     def apply(e: Expr) -> Expr:
         return substitute(transform(e, drop, dropped), table, placed)
 
-    pick = lambda group: tuple(m if x == b else x for x in group if x != a)  # noqa: E731
-    items = [
-        replace(
-            i,
-            kept=pick(i.kept),
-            reduce=pick(i.reduce),
-            body=tuple(map(apply, i.body)),
-            offset=apply(i.offset),
-        )
-        for i in form.items
-    ]
-    return replace(form, items=tuple(items))
+    return _with_classes(form, lambda x: () if x == a else (m,) if x == b else (x,), apply)

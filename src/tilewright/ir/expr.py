@@ -167,8 +167,6 @@ program's type, and a kernel that keeps the value may leave it out."""
 SPECIAL_COST = SCALARS["exp"].cost
 """The cost from which on an operation goes to the units for special functions, where a machine has such."""
 
-LEAVES = ("const", "axis", "symbol", "slot", "read", "var", "value")
-
 
 def const(value: Const, dtype: DType) -> Expr:
     """The constant `value`, brought to the Python type that `dtype` holds exactly (Fraction stays exact)."""

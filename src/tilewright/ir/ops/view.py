@@ -440,9 +440,3 @@ def pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
         return [*front, channel, dims.add(dims.mul(y, r), row), dims.add(dims.mul(z, r), column)]
 
     return access(b, "pixel_unshuffle", x, shape, index)
-
-
-def broadcast_to(b: Builder, values: Sequence[Value]) -> list[Value]:
-    """All values expanded to their common shape."""
-    shape = broadcast(*[v.shape for v in values])
-    return [v if v.shape == shape else expand(b, v, shape) for v in values]
