@@ -87,7 +87,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {values}")
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
-                order = " pairwise" if s.pairwise else f" in blocks of {s.block}" if s.block else ""
+                order = (" pairwise" if s.pairwise else "") + (f" in blocks of {s.block}" if s.block else "")
                 lines.append(
                     f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}{order}"
                 )
