@@ -79,7 +79,7 @@ def changes(x: object) -> Iterator[object]:
         if f.name in SILENT:
             continue
         value = getattr(x, f.name)
-        if f.name in ("lane", "beside"):
+        if f.name in ("lane", "beside", "along"):
             yield replace(x, **{f.name: OTHER if value is None else None})  # type: ignore[type-var]
         elif f.name == "axes":
             yield replace(x, axes=(*value, Axis("more", integer(2))))  # type: ignore[type-var]
