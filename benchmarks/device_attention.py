@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from tests.support.attention_cores import HALVES, LOUD, Guarded, deciding, free
+from tests.support.attention.cores import HALVES, LOUD, Guarded, deciding, free
 from tests.support.fp64_rule import Tensors, built, wrong
 from torch import nn
 

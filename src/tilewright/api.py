@@ -33,6 +33,7 @@ from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, Way
 from tilewright.runtime.call.recompiles import warn_at_recompile_limit
+from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
 
@@ -70,7 +71,7 @@ warn_at_recompile_limit(backend)
 
 
 @dataclass(eq=False)
-class Session:
+class Session(ReportsOfParts):
     """What one compiled model has compiled so far."""
 
     options: Options
@@ -125,20 +126,9 @@ class Session:
         """Of all graphs together."""
         return total([c.coverage for c in self.compiled])
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """Of all graphs, in the order in which they were compiled."""
-        return tuple(k for c in self.compiled for k in c.kernels)
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """What runs besides kernels, of all graphs."""
-        return tuple(k for c in self.compiled for k in c.calls)
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        return tuple(line for c in self.compiled for line in c.cuda_graphs)
+    def reporting(self) -> Sequence[Compiled]:
+        """All graphs, in the order in which they were compiled."""
+        return self.compiled
 
     @property
     def trace(self) -> Trace:

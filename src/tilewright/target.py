@@ -103,6 +103,8 @@ class Target:
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     threads: int = 1
     """Threads that a core holds at a time."""
+    block_threads: int = 1
+    """Threads of a block at most."""
     latency: float = 0.0
     """Seconds from a load to its data while memory is busy, where threads wait for it."""
     alone: float = 1.0
@@ -220,14 +222,14 @@ class Target:
         instead of splitting it; this machine if they cannot."""
         if self.backend != "cuda" or self.rounds_singles:
             return self
-        kept = [u for u in self.matrix_units if u.operand != "f32"]
+        others = [u for u in self.matrix_units if u.operand != "f32"]
         units = [
             MatrixUnit((m, n, k // 2), "f32", u.accumulator, u.flops / 2, "tf32")
-            for u in kept
+            for u in others
             if u.operand == "f16"
             for m, n, k in [u.shape]
         ]
-        return dataclasses.replace(self, matrix_units=(*kept, *units))
+        return dataclasses.replace(self, matrix_units=(*others, *units))
 
     @property
     def rounds_singles(self) -> bool:
@@ -317,6 +319,7 @@ def _gpu(
         launch_seconds=1.0e-6,
         lanes=32,
         threads=2048,
+        block_threads=1024,
         latency=0.8e-6,
         alone=1.3,
         backend="cuda",

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.one_kernel import one_kernel
-from tests.support.triton_harness import Job, interpret
+from tests.support.triton.harness import Job, interpret
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

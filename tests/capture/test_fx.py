@@ -7,9 +7,9 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 import torch
-from tests.support.captured_op import agree, capture, library_calls, same, trace
-from tests.support.more_op_cases import CASES
-from tests.support.op_cases import Case
+from tests.support.ops.captured_op import agree, capture, library_calls, same, trace
+from tests.support.ops.cases import Case
+from tests.support.ops.more_cases import CASES
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 

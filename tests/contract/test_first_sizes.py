@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 import tilewright

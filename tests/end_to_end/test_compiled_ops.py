@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.support.captured_op import same
-from tests.support.more_op_cases import CASES
-from tests.support.op_cases import Case
+from tests.support.ops.captured_op import same
+from tests.support.ops.cases import Case
+from tests.support.ops.more_cases import CASES
 from torch.utils._pytree import tree_leaves
 
 import tilewright

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.triton_harness import build, print_triton
+from tests.support.triton.harness import build, print_triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

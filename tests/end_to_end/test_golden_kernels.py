@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.cpp_harness import print_unit
 from tests.support.families.kernels import KERNELS, PRODUCTS, programs_for
-from tests.support.triton_harness import print_triton
+from tests.support.triton.harness import print_triton
 
 from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.lower.legalise.gpu import legalise_for_gpu

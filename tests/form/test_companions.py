@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.support.cascades import CASES, N, deviation, graph_of, online_class, roles
+from tests.support.attention.cascades import CASES, N, deviation, graph_of, online_class, roles
 from tests.support.corpus import Case, entropy
 from tests.support.lowered import agree, data, execute, mutants
 from tests.support.one_kernel import capture, one_kernel

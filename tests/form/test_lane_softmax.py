@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.support.cascades import online_class, roles
+from tests.support.attention.cascades import online_class, roles
 from tests.support.corpus import Case
 from tests.support.lowered import agree, data, execute
 from tests.support.one_kernel import capture, one_kernel, sizes_of

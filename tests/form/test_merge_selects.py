@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import Job, interpret, print_triton, same_as_interpreter
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import Job, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright.form.merge_selects import merge_selects

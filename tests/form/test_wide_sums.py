@@ -69,7 +69,7 @@ def test_without_a_tree_a_chain_of_a_block_is_short(shape: tuple[int, ...]) -> N
         for n, a in enumerate(fold.reduce):
             if block_lengths(a, [fold], schedule):
                 chain[n] = 1
-        assert (max(*chain, prod(chain) // 2) > SUM_LEVELS.max_lane_chain) is long
+        assert (max(*chain, prod(chain) // 2) > SUM_LEVELS.max_chain) is long
 
 
 def test_short_and_exact_sums_run_in_one_go() -> None:

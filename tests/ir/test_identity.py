@@ -34,8 +34,8 @@ from tilewright.partition.memo import task_of
 from tilewright.schedule.solver import kernel_key
 
 ROOMS = (
-    "ir.dtype", "ir.expr", "ir.reduction", "ir.tensor", "ir.task", "ir.graph", "ir.kernel", "ir.program", "ir.form",
-    "ir.schedule", "partition.memo", "plan.data",
+    "ir.dtype", "ir.expr", "ir.reduction", "ir.tensor", "ir.task", "ir.graph", "ir.kernel", "ir.program.statements",
+    "ir.program.tile_program", "ir.form", "ir.schedule", "partition.memo", "plan.data",
 )  # fmt: skip
 
 TOLD_ONLY = {

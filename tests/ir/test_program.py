@@ -79,7 +79,7 @@ def changes(x: object) -> Iterator[object]:
         if f.name in SILENT:
             continue
         value = getattr(x, f.name)
-        if f.name in ("lane", "beside"):
+        if f.name in ("lane", "beside", "along"):
             yield replace(x, **{f.name: OTHER if value is None else None})  # type: ignore[type-var]
         elif f.name == "axes":
             yield replace(x, axes=(*value, Axis("more", integer(2))))  # type: ignore[type-var]
@@ -91,8 +91,6 @@ def changes(x: object) -> Iterator[object]:
             for k, s in enumerate(value):
                 for y in others(s):
                     yield replace(x, **{f.name: value[:k] + (y,) + value[k + 1 :]})  # type: ignore[type-var]
-        elif isinstance(x, Access) and f.name == "along":
-            yield replace(x, along=OTHER if value is None else None)
         elif isinstance(x, MicroKernel) and f.name == "factor":
             yield replace(x, factor=(value or 0) + 1)
         elif not (isinstance(x, Buffer) and f.name != "size"):

@@ -10,7 +10,7 @@ import torch
 from tests.support.corpus import Case
 from tests.support.lowered import execute
 from tests.support.one_kernel import capture, one_kernel
-from tests.support.triton_harness import print_triton
+from tests.support.triton.harness import print_triton
 from torch import Tensor
 
 from tilewright.interp import FLOATS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.support.attention_kernels import APART, LATE, MASKS, Apart, Attention, attention
+from tests.support.attention.kernels import APART, LATE, MASKS, Apart, Attention, attention
 from tests.support.lowered import execute
 from tests.support.one_kernel import capture, one_kernel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.support.corpus import Case
 from tests.support.tile_programs import M, N, column_sum, elementwise, row_sum, softmax
-from tests.support.triton_corpus import BY_NAME, entry
+from tests.support.triton.corpus import BY_NAME, entry
 
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, axis, call, integer

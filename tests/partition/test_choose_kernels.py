@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.support.attention.regions import SHAPES, graph_of, weights, with_columns, work
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture
-from tests.support.regions import SHAPES, graph_of, weights, with_columns, work
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.attention.regions import DictCache
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
 from tests.support.one_kernel import capture
-from tests.support.regions import DictCache
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS

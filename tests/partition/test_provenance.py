@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.regions import graph_of, with_columns
+from tests.support.attention.regions import graph_of, with_columns
 from torch import Tensor
 
 import tilewright

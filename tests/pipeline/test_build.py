@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.one_kernel import capture
-from tests.support.triton_corpus import BY_NAME
+from tests.support.triton.corpus import BY_NAME
 from torch import Tensor
 
 import tilewright

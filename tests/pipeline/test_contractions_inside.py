@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.absent_gpu import compiled
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 import tilewright

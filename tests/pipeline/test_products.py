@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.absent_gpu import compiled
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 from tilewright.pipeline.backends.cuda import CudaBackend
@@ -101,7 +101,7 @@ def test_a_second_process_measures_nothing(clock: Clock, tmp_path: Path) -> None
     run, shapes = PROGRAMS["mlp"]
     inputs = [halves(*shape) for shape in shapes]
     kept = Store(tmp_path)
-    with mock.patch("tests.support.absent_gpu.Store", lambda root: kept):
+    with mock.patch("tests.support.triton.absent_gpu.Store", lambda root: kept):
         first = compiled(run, inputs, contractions="modelled")
         before = clock.asked
         again = compiled(run, inputs, contractions="modelled")

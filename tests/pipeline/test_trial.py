@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.support.attention.regions import SHAPES, DictCache, graph_of, with_columns, work
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
-from tests.support.regions import SHAPES, DictCache, graph_of, with_columns, work
 from torch import Tensor
 
 import tilewright

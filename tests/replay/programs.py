@@ -13,7 +13,7 @@ from benchmarks.attention.workloads import WORKLOADS, Sizes
 from torch import Tensor, nn
 
 import tilewright
-from tests.support.attention_cores import free
+from tests.support.attention.cores import free
 from tests.support.corpus import CASES, Case
 
 from .long_reductions import LONG

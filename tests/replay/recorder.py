@@ -14,7 +14,7 @@ from unittest import mock
 from torch import Tensor, fx
 
 from tests.support.cpp_harness import print_units
-from tests.support.triton_harness import print_triton
+from tests.support.triton.harness import print_triton
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from tests.support.captured_op import trace
+from tests.support.ops.captured_op import trace
 from torch import Tensor, nn
 
 from tilewright.accuracy import compare

@@ -17,6 +17,7 @@ from tilewright.tuning import thresholds
 from tilewright.tuning.load import FILES, read_record
 
 FOLDER = Path(thresholds.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Some:
 
 
 def entry(value: object, **other: object) -> dict[str, object]:
-    return {"value": value, "unit": "rows", "why": "More are slower.", "source": "estimate"} | other
+    return {
+        "value": value,
+        "unit": "rows",
+        "why": "More are slower.",
+        "source": "estimate: half of ten",
+    } | other
 
 
 TABLES: Mapping[str, Any] = {
@@ -49,7 +55,10 @@ def test_a_record_is_read_from_several_tables() -> None:
         ("cpu.json", "max_rows", entry(True), "is no int"),
         ("cpu.json", "max_rows", entry(4, unit="furlongs"), "has the unit"),
         ("cpu.json", "max_rows", entry(4, why=""), "does not say why"),
-        ("cpu.json", "max_rows", entry(4, source=""), "does not say why"),
+        ("cpu.json", "max_rows", entry(4, source=""), "has a source"),
+        ("cpu.json", "max_rows", entry(4, source="estimate"), "has a source"),
+        ("cpu.json", "max_rows", entry(4, source="estimate: "), "has a source"),
+        ("cpu.json", "max_rows", entry(4, source="a friend"), "has a source"),
         ("cpu.json", "max_rows", entry(4, since=1), "needs"),
         ("cpu.json", "max_rows", 4, "needs"),
         ("cpu.json", "min_gain_ratio", entry(1.5), "in two tables"),
@@ -77,8 +86,46 @@ def test_every_table_is_read() -> None:
     assert len(records) > 20
 
 
-def test_sources_are_files_of_results() -> None:
-    root = Path(__file__).parents[2]
+def sources() -> dict[str, str]:
+    """The source of each number."""
     tables = [json.loads((FOLDER / file).read_text(encoding="utf-8")) for file in FILES]
-    sources = {e["source"] for table in tables for record in table.values() for e in record.values()}
-    assert all(s == "estimate" or (root / s).is_file() for s in sources)
+    return {f"{n}.{f}": e["source"] for table in tables for n, r in table.items() for f, e in r.items()}
+
+
+def shown(source: str) -> object:
+    """What stands in a file of results where a source points to. Raises KeyError if nothing does."""
+    file, _, way = source.partition("#")
+    found = json.loads((ROOT / file).read_text(encoding="utf-8"))
+    for key in way.split("/"):
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    return found
+
+
+def test_sources_show_their_numbers() -> None:
+    for name, source in sources().items():
+        if source.startswith("benchmarks/"):
+            assert shown(source) is not None, name
+
+
+def test_a_source_that_is_not_there_is_noticed() -> None:
+    with pytest.raises(FileNotFoundError):
+        shown("benchmarks/results/cpu/nothing.json#sweeps")
+    with pytest.raises(KeyError):
+        shown("benchmarks/results/cpu/thresholds.json#nothing")
+
+
+def test_a_reason_for_a_guess_is_short() -> None:
+    long = {n: s for n, s in sources().items() if s.startswith("estimate: ") and len(s.split()) > 13}
+    assert not long
+
+
+def test_what_was_measured_is_what_is_read() -> None:
+    """A value that is changed is measured again."""
+    tables = [json.loads((FOLDER / file).read_text(encoding="utf-8")) for file in FILES]
+    values = {f"{n}.{f}": e["value"] for t in tables for n, r in t.items() for f, e in r.items()}
+    for name, source in sources().items():
+        if source.startswith("benchmarks/results/cpu/thresholds.json#sweeps/"):
+            measured = shown(source)
+            assert isinstance(measured, dict)
+            value = values[name]
+            assert measured["value"] == str(tuple(value) if isinstance(value, list) else value), name

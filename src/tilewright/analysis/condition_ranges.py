@@ -261,10 +261,10 @@ def _common(parts: Sequence[tuple[Interval, ...]]) -> tuple[Interval, ...]:
 
 def _joined(parts: Sequence[tuple[Interval, ...]]) -> tuple[Interval, ...]:
     """All of them; half-lines in one direction are one."""
-    whole = [i for part in parts for i in part]
-    below = [i.high for i in whole if i.low is None and i.high is not None]
-    above = [i.low for i in whole if i.high is None and i.low is not None]
-    found = [i for i in whole if i.low is not None and i.high is not None or i == Interval()]
+    indices = [i for part in parts for i in part]
+    below = [i.high for i in indices if i.low is None and i.high is not None]
+    above = [i.low for i in indices if i.high is None and i.low is not None]
+    found = [i for i in indices if i.low is not None and i.high is not None or i == Interval()]
     if above:
         found.insert(0, Interval(low=_folded(above, dims.minimum)))
     if below:

@@ -151,8 +151,8 @@ def _operand(both: tuple[Expr, Expr], params: Sequence[Value], read: DType | Non
     """The half type in which a side is stored, if the other one is rounded to it, or the op itself reads numbers of
     this type (`read`): a product of matrices takes one type, so that a computed side was of it there too, or is
     rounded to it by the library's routine, as the weights of attention are."""
-    whole = {stored_half(e, params) or _rounded(e) for e in both}
-    if len(whole) == 1 and (same := whole.pop()) is not None:
+    sources = {stored_half(e, params) or _rounded(e) for e in both}
+    if len(sources) == 1 and (same := sources.pop()) is not None:
         return same
     halves = {h for e in both if (h := stored_half(e, params)) is not None}
     return read if read is not None and halves == {read} else both[0].dtype

@@ -74,16 +74,16 @@ def hidden_by(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> Hidden
 
 
 def split_range(
-    c: Axis, whole: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
-    trimmed: Sequence[Item], kept: Sequence[Expr], known: Truths,
+    c: Axis, bounds: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
+    trimmed: Sequence[Item], in_scratch: Sequence[Expr], known: Truths,
 ) -> list[Piece]:  # fmt: skip
-    """The range `whole` of `c`, cut where the conditions in `roots` change, given the bound `scalars`. Pieces in which
+    """The range `bounds` of `c`, cut where the conditions in `roots` change, given the bound `scalars`. Pieces in which
     every fold of `trimmed` (if any) takes only its identity are left out; where cutting serves nothing, one piece.
-    Expressions `kept` for later passes must be constant in such pieces, which then stand in the list to store them.
+    Expressions `in_scratch`, for later passes, must be constant in such pieces, which then stand in the list.
 
     Scalar loops are only cut to leave pieces out: there a condition costs one branch. Where a value of the class may
     see nothing at all (`_needed`), what else would be left out runs."""
-    start, stop = whole
+    start, stop = bounds
     found = [threshold(x, c, scalars) for x in conditions(roots)]
     thresholds = ordered([t for t in found if t is not None])
     if not thresholds:
@@ -99,11 +99,11 @@ def split_range(
         truths = {t.condition: (places.index(t.at) < k) == t.rising for t in thresholds}
         now = {**known, **truths}
         left_out = all(is_neutral(t, now) for t in trimmed) and all(
-            constant_under(x, now) is not None for x in kept
+            constant_under(x, now) is not None for x in in_scratch
         )
-        if not trimmed or not left_out or needed is None or (kept and needed):
+        if not trimmed or not left_out or needed is None or (in_scratch and needed):
             pieces.append(Piece(first, last, truths))
-        elif kept:
+        elif in_scratch:
             pieces.append(Piece(first, last, truths, True))
         elif needed:
             pieces.append(Piece(first, unless(needed, first, last), truths))
@@ -122,11 +122,11 @@ def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[
     if tile == 1 or exact or dims.divisible(length, tile):
         return [Segment(start, stop, None, truths, left_out)]
     step = dims.integer(tile)
-    whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
+    tail = dims.add(start, dims.mul(dims.floordiv(length, step), step))
     mask = call("lt", axis(c), stop)
-    if not peel or (dims.static(length) is not None and whole is start):
+    if not peel or (dims.static(length) is not None and tail is start):
         return [Segment(start, stop, mask, truths, left_out)]
-    return [Segment(start, whole, None, truths, left_out), Segment(whole, stop, mask, truths, left_out)]
+    return [Segment(start, tail, None, truths, left_out), Segment(tail, stop, mask, truths, left_out)]
 
 
 def tiled_segments(
@@ -157,9 +157,13 @@ def tiled_segments(
         last = high if mask is None else dims.minimum(high, dims.maximum(steps.down(stop), low))
         first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
         end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
-        whole = dict(_implied(seen, True)) if seen is not None else {}
-        whole |= dict.fromkeys(nearer, True)
-        made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask, once=once)]
+        truths_inside = dict(_implied(seen, True)) if seen is not None else {}
+        truths_inside |= dict.fromkeys(nearer, True)
+        made += [
+            Segment(low, first),
+            Segment(first, end, None, truths_inside),
+            Segment(end, high, mask, once=once),
+        ]
     return [s for s in made if s.start is not s.stop]
 
 

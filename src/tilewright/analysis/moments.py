@@ -63,8 +63,8 @@ class Moments:
             if i not in reduced and i is not (dims.ZERO if one else axis(s)):
                 return False
         plain = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in square.axes]
-        kept = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in mean.axes]
-        return list(element.args) == plain and list(mean.body[0].args[0].args) == kept
+        index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in mean.axes]
+        return list(element.args) == plain and list(mean.body[0].args[0].args) == index
 
     def divides_by_count(self) -> bool:
         """Whether the mean is the sum over the number of elements."""

@@ -52,9 +52,9 @@ class Compared(Captured):
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Run on flat arguments."""
         given = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        whole = iter([a.clone() if isinstance(a, Tensor) else a for a in args])
+        copies = iter([a.clone() if isinstance(a, Tensor) else a for a in args])
         with torch.no_grad():
-            self.recording.run(*[self.frozen[n] if n in self.frozen else next(whole) for n in self.names])
+            self.recording.run(*[self.frozen[n] if n in self.frozen else next(copies) for n in self.names])
             self._look(given)
         return super().__call__(args, out)
 

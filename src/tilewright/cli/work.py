@@ -245,8 +245,8 @@ def _show_levels(request: Request, compiled: Compiled) -> None:
     request.screen.table(
         "levels", ("level", "edges", "bytes moved"), [(name, n, size(b)) for name, n, b in rows]
     )
-    kept = sum(e.on_chip for e in graph.edges)
-    request.screen.line(f"{kept} of {len(graph.edges)} edges stay on chip")
+    on_chip = sum(e.on_chip for e in graph.edges)
+    request.screen.line(f"{on_chip} of {len(graph.edges)} edges stay on chip")
     request.screen.facts["levels"] = [{"level": name, "edges": n, "bytes_moved": b} for name, n, b in rows]
 
 

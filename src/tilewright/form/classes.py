@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.loop_classes import Classes, age_of, terms_of
@@ -191,7 +191,7 @@ def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     """a = p * inner + q, everywhere."""
     next_age = 1 + max(age_of(x) for i in form.items for x in i.axes)
     p, q = Axis(f"c{next_age}", outer), Axis(f"c{next_age + 1}", inner)
-    whole = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
+    joined = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
     position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
     expanded: dict[Expr, Expr] = {}
     placed: dict[Expr, Expr] = {}
@@ -205,19 +205,25 @@ def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
         return make("value", (*args[:at], *both, *args[at + 1 :]), x.dtype, x.value)
 
     def apply(e: Expr) -> Expr:
-        return substitute(transform(e, expand, expanded), whole, placed)
+        return substitute(transform(e, expand, expanded), joined, placed)
 
-    pick = lambda group: tuple(y for x in group for y in ((p, q) if x == a else (x,)))  # noqa: E731
+    return _with_classes(form, lambda x: (p, q) if x == a else (x,), apply)
+
+
+def _with_classes(
+    form: Form, classes_of: Callable[[Axis], Sequence[Axis]], apply: Callable[[Expr], Expr]
+) -> Form:
+    """The form in which each class is what `classes_of` makes of it, and each expression what `apply` does."""
+
+    def changed(group: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(y for x in group for y in classes_of(x))
+
     items = [
         replace(
-            i,
-            kept=pick(i.kept),
-            reduce=pick(i.reduce),
-            body=tuple(map(apply, i.body)),
-            offset=apply(i.offset),
+            i, kept=changed(i.kept), reduce=changed(i.reduce), body=tuple(map(apply, i.body)), offset=apply(i.offset)
         )
         for i in form.items
-    ]
+    ]  # fmt: skip
     return replace(form, items=tuple(items))
 
 
@@ -316,11 +322,11 @@ def drop_dead(form: Form) -> Form:
             if f not in live:
                 live.add(f)
                 todo.append(form.items[f])
-    kept = [i for i in form.items if not i.is_fold or i.id in live]
-    if len(kept) == len(form.items):
+    live_items = [i for i in form.items if not i.is_fold or i.id in live]
+    if len(live_items) == len(form.items):
         return form
     memo: dict[Expr, Expr] = {}
-    number = {i.id: n for n, i in enumerate(kept)}
+    number = {i.id: n for n, i in enumerate(live_items)}
 
     def renumber(x: Expr) -> Expr | None:
         if x.op == "value" and isinstance(x.value, tuple):
@@ -333,7 +339,8 @@ def drop_dead(form: Form) -> Form:
         return None
 
     items = [
-        replace(i, id=number[i.id], body=tuple(transform(b, renumber, memo) for b in i.body)) for i in kept
+        replace(i, id=number[i.id], body=tuple(transform(b, renumber, memo) for b in i.body))
+        for i in live_items
     ]
     return replace(form, items=tuple(items))
 
@@ -417,15 +424,4 @@ def _merged(form: Form, a: Axis, b: Axis) -> Form:
     def apply(e: Expr) -> Expr:
         return substitute(transform(e, drop, dropped), table, placed)
 
-    pick = lambda group: tuple(m if x == b else x for x in group if x != a)  # noqa: E731
-    items = [
-        replace(
-            i,
-            kept=pick(i.kept),
-            reduce=pick(i.reduce),
-            body=tuple(map(apply, i.body)),
-            offset=apply(i.offset),
-        )
-        for i in form.items
-    ]
-    return replace(form, items=tuple(items))
+    return _with_classes(form, lambda x: () if x == a else (m,) if x == b else (x,), apply)

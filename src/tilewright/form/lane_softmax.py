@@ -90,8 +90,8 @@ def if_divisible(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, 
     width = dims.integer(count)
     if count == 1:
         return None
-    whole = call("eq", dims.mod(c.axis.extent, width), dims.ZERO)
-    return whole, *_with_accesses(form, schedule, c, count)
+    divisible = call("eq", dims.mod(c.axis.extent, width), dims.ZERO)
+    return divisible, *_with_accesses(form, schedule, c, count)
 
 
 def _streamed(form: Form, schedule: Schedule, target: Target) -> ClassPlan | None:

@@ -28,18 +28,18 @@ def limit_product_chains(program: TileProgram, form: Form, chain: int) -> TilePr
     summed = {a for t, c in zip(folds, cut, strict=True) if c for a in t.reduce} - {
         a for t, c in zip(folds, cut, strict=True) if not c for a in t.reduce
     }
-    whole = {s.k for s in program.statements() if isinstance(s, Dot)} & summed if chain else set[Axis]()
+    unbroken = {s.k for s in program.statements() if isinstance(s, Dot)} & summed if chain else set[Axis]()
     for s in program.statements():
-        if isinstance(s, Loop) and s.axis in whole and not _is_one_step(s):
-            whole.discard(s.axis)
+        if isinstance(s, Loop) and s.axis in unbroken and not _is_one_step(s):
+            unbroken.discard(s.axis)
         elif isinstance(s, Collapse):
-            whole -= set(s.axes)
+            unbroken -= set(s.axes)
 
     def change(s: Stmt) -> tuple[Stmt, ...] | None:
-        return (replace(s, chain=chain),) if isinstance(s, Dot) and s.k in whole else None
+        return (replace(s, chain=chain),) if isinstance(s, Dot) and s.k in unbroken else None
 
-    whole = {k for k in whole if not _fits(k, chain)}
-    return replace(program, body=rewrite_body(program.body, change)) if whole else program
+    unbroken = {k for k in unbroken if not _fits(k, chain)}
+    return replace(program, body=rewrite_body(program.body, change)) if unbroken else program
 
 
 def _stored(body: Expr) -> list[int]:

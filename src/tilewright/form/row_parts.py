@@ -116,21 +116,21 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
         if x.links is None:
             count = const(dims.static(q.extent) or 1, dtype)
             near = call("div", of_part, count)
-            whole, results = means_of_parts(dtype), (1, 2)
+            merge, results = means_of_parts(dtype), (1, 2)
             body = tuple(substitute(b, {x.through: near}) for b in second.body)
             pair = (count, near)
         else:
-            whole, results = cascade(x.links), (0, 1)
+            merge, results = cascade(x.links), (0, 1)
             body = (part_body(x.links[1], x.links, second.body[0], {x.links[0].leaf: of_part}),)
             pair = (of_part,)
         pair = (*pair, _part_of(items, second, body, p, q))
-        items[x.second] = replace(second, reduce=(p,), reduction=whole, body=pair)
+        items[x.second] = replace(second, reduce=(p,), reduction=merge, body=pair)
         args = tuple(map(axis, second.kept))
         key = x.through
         table.setdefault(key, make("value", args, dtype, (x.second, results[0])))
         table[make("value", args, dtype, (x.second, 0))] = make("value", args, dtype, (x.second, results[1]))
-    kept = {*range(len(form.items), len(items)), *(x.second for x in cascades)}
-    return replace(form, items=tuple(i if i.id in kept else _reading(i, table) for i in items))
+    remaining = {*range(len(form.items), len(items)), *(x.second for x in cascades)}
+    return replace(form, items=tuple(i if i.id in remaining else _reading(i, table) for i in items))
 
 
 def _reading(item: Item, table: Mapping[Expr, Expr]) -> Item:

@@ -66,8 +66,8 @@ def _read_late(body: Expr, divided: Set[int]) -> Expr:
         sum_at = x.args[0] if _divided(x) else x
         if sum_at.op != "value" or not isinstance(sum_at.value, tuple) or sum_at.value[0] not in divided:
             return None
-        kept = make("value", sum_at.args, f64, sum_at.value)
-        return cast(kept if x is sum_at else call("div", kept, cast(x.args[1], f64)), f32)
+        wide = make("value", sum_at.args, f64, sum_at.value)
+        return cast(wide if x is sum_at else call("div", wide, cast(x.args[1], f64)), f32)
 
     return transform(body, visit)
 

@@ -46,12 +46,14 @@ def from_floats(x: Array) -> Array:
     """The exact elements of finite or non-finite float64 numbers."""
     x = np.asarray(x, np.float64)
     mantissa, exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))
-    whole = np.ldexp(np.abs(mantissa), 53).astype(np.uint64)
+    numerator = np.ldexp(np.abs(mantissa), 53).astype(np.uint64)
     scales, which = np.unique(exponent.astype(np.int64) - 53, return_inverse=True)
     words: list[Words] = []
     for k, p in enumerate(PRIMES):
         table = np.array([pow(2, int(s), p) for s in scales], np.uint64)
-        magnitude = modular.multiply(whole % np.uint64(p), table[which.reshape(x.shape)], modular.moduli(k))
+        magnitude = modular.multiply(
+            numerator % np.uint64(p), table[which.reshape(x.shape)], modular.moduli(k)
+        )
         words.append(np.where(x < 0, modular.negate(magnitude, modular.moduli(k)), magnitude))
     return pack(x, np.stack(words, -1))
 
@@ -272,8 +274,8 @@ def _rounded(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return lambda a: from_floats(function(a["v"]))
 
 
-def _modulo(whole: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
-    return lambda a, b: _subtract(a, _multiply(b, from_floats(whole(a["v"] / b["v"]))))
+def _modulo(rounding: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    return lambda a, b: _subtract(a, _multiply(b, from_floats(rounding(a["v"] / b["v"]))))
 
 
 def _odd(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -164,7 +164,8 @@ there.
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out."""
 
-LEAVES = ("const", "axis", "symbol", "slot", "read", "var", "value")
+SPECIAL_COST = SCALARS["exp"].cost
+"""The cost from which on an operation goes to the units for special functions, where a machine has such."""
 
 
 def const(value: Const, dtype: DType) -> Expr:

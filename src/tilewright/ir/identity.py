@@ -284,9 +284,9 @@ class _Collected:
         elif isinstance(x, OpOverload):
             self.parts.append(_sized(b"o", str(x).encode()))
         elif isinstance(x, partial):
-            whole = cast("partial[object]", x)
+            bound = cast("partial[object]", x)
             self.parts.append(b"p")
-            self.add((whole.func, whole.args, whole.keywords))
+            self.add((bound.func, bound.args, bound.keywords))
         elif isinstance(x, types.MethodType):
             self.parts.append(b"m")
             self.add((x.__func__, x.__self__))

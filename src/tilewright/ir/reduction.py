@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from .dtype import DType, Kind, bool_, f32, i64
 from .expr import Expr, call, const, slot, substitute, where
@@ -215,6 +214,3 @@ def logsumexp(dtype: DType = f32) -> Reduction:
 def scaled(value: Expr, count: Expr) -> Expr:
     """`value / count` for a count given as an index expression (the division that makes a mean)."""
     return call("div", value, call("cast", count, dtype=value.dtype))
-
-
-HALF = Fraction(1, 2)

@@ -76,8 +76,8 @@ def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
         return graph
     rows = _total(timer.seconds(c.op.call, c.op.inputs, c.rows) for c in choices if c.op.call is not None)
     channels = _total(timer.seconds(c.made, c.op.inputs, c.channels) for c in choices)
-    kept = graph.kept()
-    leaving = sum(timer.pass_seconds([c.op.output] * 2) for c in choices if c.op.output in kept)
+    required = graph.kept()
+    leaving = sum(timer.pass_seconds([c.op.output] * 2) for c in choices if c.op.output in required)
     if rows is None or channels is None or channels + leaving >= rows:
         return graph
     instead = {c.op: replace(c.op, call=c.made) for c in choices}

@@ -37,11 +37,11 @@ SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
 COMBINERS = frozenset({"add", "maximum"})
 """Operations, and combiners of reductions, in regions that may be a routine."""
 
-COMPARISONS: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
+AS_AT_LEAST: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
     "ge": lambda a, b: (a, b), "le": lambda a, b: (b, a),
     "gt": lambda a, b: (a, dims.add(b, dims.ONE)), "lt": lambda a, b: (b, dims.add(a, dims.ONE)),
 }  # fmt: skip
-"""Comparisons of places as (first, second) with first >= second."""
+"""How each comparison of places says first >= second: as (first, second)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _conditions(e: Expr) -> Iterator[Expr]:
         if x.op == "read":
             todo += [y for a in x.args for y in walk(a) if y.op == "read"]
         elif x.op == "axis" or (
-            x.op in COMPARISONS and axes_of(x) and not any(y.op == "read" for y in walk(x))
+            x.op in AS_AT_LEAST and axes_of(x) and not any(y.op == "read" for y in walk(x))
         ):
             yield x
         else:
@@ -284,10 +284,10 @@ def _conditions(e: Expr) -> Iterator[Expr]:
 
 def _causal(x: Expr, sizes: set[Expr]) -> bool:
     """Whether a condition says that one of two places is later than the other."""
-    if x.op not in COMPARISONS:
+    if x.op not in AS_AT_LEAST:
         return False
     places = list(axes_of(x))
-    slack = dims.sub(*COMPARISONS[x.op](*x.args))
+    slack = dims.sub(*AS_AT_LEAST[x.op](*x.args))
     steps = [dims.static(dims.coefficient(slack, a) or dims.ZERO) or 0 for a in places]
     if sorted(steps) != [-1, 1] or any(
         not isinstance(a.value, Axis) or a.value.extent not in sizes for a in places

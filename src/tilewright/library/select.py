@@ -172,14 +172,14 @@ def drop_unread(graph: Graph) -> Graph:
     """The graph with only the ops whose results somebody reads (or that have effects or bind sizes), and the constants
     they read."""
     needed, bound = set(graph.kept()), bound_symbols(graph)
-    kept: list[Op] = []
+    ops: list[Op] = []
     for op in reversed(graph.ops):
         effects = op.call is not None and not op.call.pure
         if effects or set(op.outputs) & needed or binds(op, bound):
-            kept.append(op)
+            ops.append(op)
             needed |= set(op.inputs)
     constants = {v: t for v, t in graph.constants.items() if v in needed}
-    return replace(graph, ops=tuple(kept[::-1]), constants=constants)
+    return replace(graph, ops=tuple(ops[::-1]), constants=constants)
 
 
 def library_cover(graph: Graph) -> Cover:

@@ -112,7 +112,7 @@ def unflatten(graph: Graph) -> Graph:
 
 def _without_identities(graph: Graph) -> Graph:
     """Values that are a library result seen unchanged take its place."""
-    producer, kept = graph.producer(), graph.kept()
+    producer, required = graph.producer(), graph.kept()
     same: dict[Value, Value] = {}
     gone: set[Op] = set()
     for op in graph.ops:
@@ -128,7 +128,7 @@ def _without_identities(graph: Graph) -> Graph:
             unchanged
             and maker is not None
             and maker.call is not None
-            and source not in kept
+            and source not in required
             and source not in same
         ):
             same[source] = shown
@@ -175,8 +175,8 @@ def _unravel(index: Expr, sizes: Sequence[Expr]) -> list[Expr]:
     """The place in dims of `sizes` of element number `index` in row-major order."""
     found: list[Expr] = []
     for k, size in enumerate(sizes):
-        whole = dims.floordiv(index, dims.prod(sizes[k + 1 :]))
-        found.append(whole if k == 0 else dims.mod(whole, size))
+        quotient = dims.floordiv(index, dims.prod(sizes[k + 1 :]))
+        found.append(quotient if k == 0 else dims.mod(quotient, size))
     return [_place(size, i) for i, size in zip(found, sizes, strict=True)]
 
 

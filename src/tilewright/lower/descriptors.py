@@ -70,11 +70,11 @@ def described(s: Load, tiles: Mapping[Axis, int]) -> Load | None:
     most = [*map(_bound, beside), *(ends[a] for a in own)]
     if len(places) > MAX_RANK or not all(_steps_well(x, dtype.bytes) for x in strides[:-1]):
         return None
-    whole = tuple(b for b in most if b is not None and not axes_of(b))
-    if len(whole) < len(places) or axes_of(start) or not _multiple(start, dtype.bytes):
+    extents = tuple(b for b in most if b is not None and not axes_of(b))
+    if len(extents) < len(places) or axes_of(start) or not _multiple(start, dtype.bytes):
         return None
     tile = (*[1] * len(beside), *(tiles[a] for a in own))
-    return replace(s, descriptor=Descriptor(start, whole, tuple(strides), tile), at=tuple(places))
+    return replace(s, descriptor=Descriptor(start, extents, tuple(strides), tile), at=tuple(places))
 
 
 def _ends(s: Load, own: Sequence[Axis]) -> dict[Axis, Expr] | None:

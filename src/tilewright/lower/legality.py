@@ -101,7 +101,7 @@ def block_lengths(
     step = tile * prod(schedule.plan(a).tile for a in others)
     singly = step == 1 and schedule.tiling.peel
     if not schedule.tiling.peel and any(d is not f64 for r in merged for d in r.state):
-        chain = min(chain, SUM_LEVELS.max_lane_chain * step)
+        chain = min(chain, SUM_LEVELS.max_chain * step)
     most = SUM_LEVELS.max_single_chain if singly else 2 * chain
     inside = 1
     for a in others:

@@ -111,8 +111,10 @@ class Lowering:
             self.ev.out += self.nest(self.blocks, inner)
             return
         inside = [call("le", dims.add(start, dims.integer(tile)), n) for tile, n, start in uneven]
-        whole = functools.reduce(lambda p, q: call("and", p, q), inside)
-        self.ev.out.append(Branch(whole, self.nest(self.blocks, inner, False), self.nest(self.blocks, inner)))
+        condition = functools.reduce(lambda p, q: call("and", p, q), inside)
+        self.ev.out.append(
+            Branch(condition, self.nest(self.blocks, inner, False), self.nest(self.blocks, inner))
+        )
 
     def nest(
         self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None], masked: bool = True
@@ -122,8 +124,8 @@ class Lowering:
         if not axes:
             return self.ev.apart(self.ev.scope, inner)
         (a, tile, start), *rest = axes
-        whole = not masked or dims.divisible(a.extent, tile)
-        mask = None if whole else call("lt", axis(a), a.extent)
+        unmasked = not masked or dims.divisible(a.extent, tile)
+        mask = None if unmasked else call("lt", axis(a), a.extent)
         stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
         span = start, dims.sub(stop, dims.ONE)
         put = lambda: self.ev.out.extend(self.nest(rest, inner, masked))  # noqa: E731
@@ -222,7 +224,7 @@ class Lowering:
         point = Axis(f"b{len(lengths)}_{c.name[1:]}", dims.ceildiv(dims.sub(stop, start), step))
         first = dims.add(start, dims.mul(axis(point), step))
         last = dims.add(first, step)
-        whole = {t.id: self.ev.states[t.id] for t in targets}
+        totals = {t.id: self.ev.states[t.id] for t in targets}
 
         def inner() -> None:
             for t in targets:
@@ -231,10 +233,10 @@ class Lowering:
             self.ranges[c] = first, last if even else dims.minimum(stop, last)
             self.walk_blocks(loop, c, rest)
             self.ranges[c] = (start, stop)
-            add_level(self.ev, targets, whole, loop.merges)
+            add_level(self.ev, targets, totals, loop.merges)
 
         body = self.ev.block(point, 1, None, inner)
-        self.ev.states |= whole
+        self.ev.states |= totals
         self.ev.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
     def segments(self, loop: LoopPlan, c: Axis) -> list[Segment]:
@@ -244,17 +246,17 @@ class Lowering:
         roots = [r for i in loop.reached for r in self.start.hinted.items[i.id].roots]
         trimmed = () if loop.outputs or not self.schedule.reductions.trim else loop.folds
         start, stop = self.range_of(c)
-        kept = self.unwritten(loop)
+        unwritten = self.unwritten(loop)
         if not loop.tiled:
             scalars = frozenset(a for a, t in scope.bound.items() if t == 1)
-            pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, scope.truths)
+            pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, unwritten, scope.truths)
             peel = self.schedule.tiling.peel
             return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, peel)]
         steps = Steps(c, start, stop, tile, exact)
-        listed = None if kept else list_segments(self.ev, steps, loop.listed, roots)
+        listed = None if unwritten else list_segments(self.ev, steps, loop.listed, roots)
         if listed is not None:
             return listed
-        ends, hidden = readable_ends(self.ev), Hidden() if kept else loop.hidden
+        ends, hidden = readable_ends(self.ev), Hidden() if unwritten else loop.hidden
         made = tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends)
         return compute_ends(self.ev, made, ends)
 
@@ -280,8 +282,8 @@ class Lowering:
             self.ev.leave_in_scratch(x, value)
             return
         start, stop = self.range_of(c.axis)
-        whole = dims.divisible(dims.sub(stop, start), c.tile)
-        mask = None if whole else call("lt", axis(c.axis), stop)
+        divisible = dims.divisible(dims.sub(stop, start), c.tile)
+        mask = None if divisible else call("lt", axis(c.axis), stop)
         span = start, dims.sub(stop, dims.ONE)
         body = self.ev.block(c.axis, c.tile, mask, lambda: self.fill(x, value), span)
         self.ev.out.append(Loop(c.axis, start, stop, c.tile, body))

@@ -125,8 +125,8 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
         done = LoopPlan(None, tuple(cone), tuple(outputs), hoisted=hoisted, fetching=known.fetching)
         return (done,) if cone or outputs else ()
     cone, passes, merges = _passes(known, cone, outputs, c)
-    kept = [x for x in choose_scratch(cone, outputs, c, passes, known.schedule) if x not in known.kept]
-    known, around = replace(known, kept=known.kept.union(kept)), known.fetching
+    in_scratch = [x for x in choose_scratch(cone, outputs, c, passes, known.schedule) if x not in known.kept]
+    known, around = replace(known, kept=known.kept.union(in_scratch)), known.fetching
     over = [i for i in cone if c in i.reduce or i.scan == c]
     here = [o for o in outputs if c in o.axes]
     numbers = sorted({passes[i.id] for i in (*over, *here)})
@@ -143,7 +143,7 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
     rest = [f.id for f in cone if c not in f.axes and f.id in wanted]
     known = replace(known, fetching=around)
     plans += plan_scope(known, rest, [o for o in outputs if c not in o.axes])
-    return (replace(plans[0], scratch=(*kept, *plans[0].scratch)), *plans[1:]) if plans else ()
+    return (replace(plans[0], scratch=(*in_scratch, *plans[0].scratch)), *plans[1:]) if plans else ()
 
 
 def plan_loop(
@@ -324,11 +324,15 @@ def _free_folds(known: Known, cone: Sequence[Item], c: Axis) -> tuple[LoopPlan, 
 def _behind(known: Known, plans: Sequence[LoopPlan]) -> Known:
     """What is known where all of `plans` has been written."""
     for p in plans:
-        whole = {f.id for f in p.folds if not p.continues and (p.axis is None or f.scan is None)}
-        kept = known.kept.union(p.scratch)
-        left = kept.intersection(x for i in p.reached for r in i.roots for x in walk(r)) if kept else ()
+        complete = {f.id for f in p.folds if not p.continues and (p.axis is None or f.scan is None)}
+        in_scratch = known.kept.union(p.scratch)
+        left = (
+            in_scratch.intersection(x for i in p.reached for r in i.roots for x in walk(r))
+            if in_scratch
+            else ()
+        )
         ready = known.ready if p.continues else known.ready.union(left)
-        known = replace(known, folds=known.folds | whole, kept=kept, ready=ready)
+        known = replace(known, folds=known.folds | complete, kept=in_scratch, ready=ready)
     return known
 
 

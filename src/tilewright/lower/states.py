@@ -188,9 +188,9 @@ def advance_scan(ev: Evaluator, t: Item) -> None:
     ev.out.append(Prefix(inner, parts, t.reduction, t.scan))
     here = [ev.named(e) for e in t.reduction.merged(old, [value_of(v) for v in inner])]
     name_results(ev, t, here)
-    whole = tuple(ev.var(p.dtype, tuple(a for a in p.axes if a != t.scan)) for p in parts)
-    ev.out.append(Collapse(whole, parts, t.reduction, (t.scan,)))
-    ev.out.append(Update(names, t.reduction.merged(old, [value_of(v) for v in whole])))
+    totals = tuple(ev.var(p.dtype, tuple(a for a in p.axes if a != t.scan)) for p in parts)
+    ev.out.append(Collapse(totals, parts, t.reduction, (t.scan,)))
+    ev.out.append(Update(names, t.reduction.merged(old, [value_of(v) for v in totals])))
 
 
 def merge_lanes(ev: Evaluator, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
@@ -222,15 +222,15 @@ def pool_lanes(ev: Evaluator, t: Item, reduction: Reduction, parts: tuple[Var, .
     if not along:
         return parts
     known = {slot("a", k, p.dtype): value_of(p) for k, p in enumerate(parts)}
-    whole: dict[int, Var] = {}
+    totals: dict[int, Var] = {}
     for late in (False, True):
         asked = [{x.value.side for x in walk(e) if isinstance(x.value, Slot)} for e in reduction.pooled]
         found = [k for k, sides in enumerate(asked) if ("b" in sides) is late]
-        sums = {slot("b", k, v.dtype): value_of(v) for k, v in whole.items()}
+        sums = {slot("b", k, v.dtype): value_of(v) for k, v in totals.items()}
         for k in found:
             e = substitute(reduction.pooled[k], known | sums)
-            (whole[k],) = collapse(ev, sum_(e.dtype), (hold(ev, e, ev.blocks(e)),), along)
-    return tuple(whole[k] for k in range(len(parts)))
+            (totals[k],) = collapse(ev, sum_(e.dtype), (hold(ev, e, ev.blocks(e)),), along)
+    return tuple(totals[k] for k in range(len(parts)))
 
 
 def collapse(
@@ -258,8 +258,8 @@ def find_first_extreme(
     if best.dtype.is_float:
         here = call("or", here, call("isnan", value))  # if there is one, the extreme is none
     none = _beyond(t.body[1])
-    whole = a in ev.scope.bound and (needs_no_mask(ev, t) or ev.tail(t.reduce) is None)
-    if not whole:  # the identity may be among them
+    unmasked = a in ev.scope.bound and (needs_no_mask(ev, t) or ev.tail(t.reduce) is None)
+    if not unmasked:  # the identity may be among them
         here = call("and", here, call("ge", place, const(0, i64)))
     there = where(here, place, none)
     candidates = ev.var(i64, parts[1].axes)

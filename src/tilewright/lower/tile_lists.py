@@ -28,9 +28,9 @@ def list_segments(
     none. The loop has all of its class."""
     c, whole_class = steps.axis, steps.start is dims.ZERO and steps.stop is steps.axis.extent
     for hint in hints if whole_class else ():
-        visible, tiles, whole, some = hint.args[:4]
+        visible, tiles, full_count, some = hint.args[:4]
         number, length = _tile_of(c, tiles)
-        listed, full, end = (_read_here(ev, x, c) for x in (tiles, whole, some))
+        listed, full, end = (_read_here(ev, x, c) for x in (tiles, full_count, some))
         if number is None or length % steps.tile or listed is None or full is None or end is None:
             continue
         parts = dims.integer(length // steps.tile)

@@ -95,8 +95,8 @@ def _end(e: Expr, side: int) -> Expr | None:
 def _without_negative(e: Expr) -> Expr:
     """A number that is at least `e`: without the terms that are surely not positive."""
     terms = dims.linear(e).items()
-    kept = [dims.mul(dims.integer(c), *m) for m, c in terms if c > 0 or not m or not all(map(natural, m))]
-    return dims.add(*kept) if kept else dims.ZERO
+    unsigned = [dims.mul(dims.integer(c), *m) for m, c in terms if c > 0 or not m or not all(map(natural, m))]
+    return dims.add(*unsigned) if unsigned else dims.ZERO
 
 
 def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:

@@ -26,7 +26,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
-from tilewright.tuning.thresholds import REGION_STORES
+from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
 from .regions import is_product, makes_as_much
 
@@ -96,10 +96,10 @@ def candidates(
                 why = problem.about(name(kernel.ops[problem.source])) if problem.source >= 0 else str(problem)
                 refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
     fit = _undominated(found)
-    kept = _useful(region, fit)
+    useful = _useful(region, fit)
     maker = region.producer()
     reasons = tuple(f"{why} (for {_listed(name(maker[v]) for v in made)})" for why, made in refused.items())
-    return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons, tuple(fit))
+    return Candidates(tuple(_trimmed(region, useful, found)), tried, reasons, tuple(fit))
 
 
 def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
@@ -352,7 +352,7 @@ def _cuts(region: Graph, hints: SizeHints) -> list[Value]:
     return [
         v
         for v in found
-        if hints.estimate(v.numel) * REGION_STORES.min_times_smaller <= most
+        if hints.estimate(v.numel) * SIZES.min_negligible_ratio <= most
         or most < REGION_STORES.max_small_elements
     ][: CANDIDATES.max_cuts]
 
@@ -454,10 +454,10 @@ def _undominated(found: Sequence[Candidate]) -> list[Candidate]:
     return [b for b in found if not any(better(a, b) for a in found if a is not b)]
 
 
-def _trimmed(region: Graph, kept: Sequence[Candidate], found: Sequence[Candidate]) -> list[Candidate]:
+def _trimmed(region: Graph, chosen: Sequence[Candidate], found: Sequence[Candidate]) -> list[Candidate]:
     """The kernels without what they store for nobody."""
     named = {(c.stores, c.cuts): c for c in found}
-    now = list(kept)
+    now = list(chosen)
     while True:
         wanted = _required_results(region).union(*(c.cuts for c in now))
         fewer = {(c.stores & wanted, c.cuts): c for c in now if c.stores & wanted}

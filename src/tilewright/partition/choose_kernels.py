@@ -144,12 +144,12 @@ def choose_kernels(
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:
-            whole = None if policy.always else prices.routine(alone)
-            found = None if whole else _cached_choice(alone, key, rearrange, cache, prices.hints)
+            routine = None if policy.always else prices.routine(alone)
+            found = None if routine else _cached_choice(alone, key, rearrange, cache, prices.hints)
             captured = region.as_captured(graph)
-            choose = _each_apart if policy.apart and whole is None else partial(_choose, whole=whole)
+            choose = _each_apart if policy.apart and routine is None else partial(_choose, routine=routine)
             known[key] = found or choose(alone, captured, prices, rearrange, policy)
-            if cache is not None and found is None and whole is None:
+            if cache is not None and found is None and routine is None:
                 cache.put(key, _plain(known[key]))
         first.setdefault(key, region)
         keys.append((region, key))
@@ -175,15 +175,19 @@ def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
 
 def _choose(
     region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy,
-    whole: tuple[float, Graph] | None = None,
+    routine: tuple[float, Graph] | None = None,
 ) -> ChosenRegion:  # fmt: skip
     otherwise = prices.library(captured)
-    if whole is not None and whole[0] < min(
-        otherwise, PARTITION.min_library_loss_ratio * prices.ideal(region)
+    if routine is not None and routine[0] < min(
+        otherwise, PARTITION.min_gain_over_library_ratio * prices.ideal(region)
     ):
-        return ChosenRegion(region, (), whole[0], otherwise, routine=whole[1])
+        return ChosenRegion(region, (), routine[0], otherwise, routine=routine[1])
     fits = prices.spared(region, ()) <= PARTITION.max_value_memory_ratio
-    if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not policy.always:
+    if (
+        fits
+        and otherwise < PARTITION.min_gain_over_library_ratio * prices.ideal(region)
+        and not policy.always
+    ):
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(
@@ -280,8 +284,8 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
 def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterator[str]:
     """What could not be had if all of the region were one kernel: passes that do not merge."""
     required = {v for v in region.outputs if isinstance(v, Value)}
-    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in required))
-    for note in prices.refused(whole, region.layouts):
+    merged = Kernel(region.ops, tuple(v for v in _results(region) if v in required))
+    for note in prices.refused(merged, region.layouts):
         yield f"in one kernel {note.shown(name)}"
 
 
@@ -421,8 +425,8 @@ class _Splicer:
 
     def graph(self) -> Graph:
         """The whole graph with the kernels in place."""
-        kept = [op for op in self.original.ops if op not in self.gone]
-        return self.original.with_ops(_in_order([*kept, *self.made], self.original))
+        remaining = [op for op in self.original.ops if op not in self.gone]
+        return self.original.with_ops(_in_order([*remaining, *self.made], self.original))
 
 
 def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:

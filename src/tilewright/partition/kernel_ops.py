@@ -79,13 +79,13 @@ class Parts:
             if memory is not None and _lie_alike(v.shape, memory[0], promised):
                 same = found.setdefault(root, {}).setdefault(storages[v], [])
                 same.append(ViewStep(v, source, promised, memory[1]))
-        kept: dict[Value, ViewStep] = {}
+        views: dict[Value, ViewStep] = {}
         for root, groups in found.items():
             steps = max(groups.values(), key=lambda group: _stored(group, self.hints))
             free = [s for s in steps if self._costs_no_kernel(s, fuse=fuse)]
             chosen = free if self._is_no_larger(root, free) else []
-            kept |= {s.value: s for s in (*chosen, *meeting(steps))}
-        return kept
+            views |= {s.value: s for s in (*chosen, *meeting(steps))}
+        return views
 
     def _costs_no_kernel(self, step: ViewStep, *, fuse: bool) -> bool:
         """Whether a library call makes what `step` shows, or kernels do not read it."""
@@ -101,9 +101,9 @@ class Parts:
     def _is_no_larger(self, root: Value, steps: Sequence[ViewStep]) -> bool:
         """Whether the value `root` takes no more memory than these parts of it would by themselves."""
         layout = self.layouts.get(root, Layout(dims.dense_strides(root.shape)))
-        whole, stored = self.hints.estimate(_elements(root, layout)), _stored(steps, self.hints)
+        elements, stored = self.hints.estimate(_elements(root, layout)), _stored(steps, self.hints)
         around = (self.producer[root], *self.consumers.get(root, ()))
-        return stored > whole or (stored == whole and any(op.call is not None for op in around))
+        return stored > elements or (stored == elements and any(op.call is not None for op in around))
 
     def _held(self) -> set[Value]:
         return self.kept_values.union(v for v in self.graph.inputs if isinstance(v, Value))

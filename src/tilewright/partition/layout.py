@@ -169,8 +169,8 @@ def view_layout(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] 
     known = [s for s in strides if s is not None and dims.at_least(s, 0)]
     if len(known) != len(strides) or axes_of(base):
         return None
-    whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
-    return (Layout(tuple(known)), base) if whole is offset else None
+    place = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
+    return (Layout(tuple(known)), base) if place is offset else None
 
 
 def _behind(expr: TensorExpr, source: Value, strides: tuple[Expr, ...]) -> tuple[Expr, ...] | None:

@@ -11,7 +11,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
 from tilewright.tuning.search_limits import CANDIDATES
-from tilewright.tuning.thresholds import REGIONS
+from tilewright.tuning.thresholds import REGIONS, SIZES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,15 +24,15 @@ class Region:
     outputs: tuple[Value, ...]
     own: frozenset[Op]
 
-    def graph(self, whole: Graph) -> Graph:
+    def graph(self, program: Graph) -> Graph:
         """The region as a graph of its own."""
-        layouts = {v: whole.layouts[v] for v in (*self.inputs, *self.outputs) if v in whole.layouts}
-        return Graph(self.inputs, self.ops, self.outputs, whole.origins, layouts)
+        layouts = {v: program.layouts[v] for v in (*self.inputs, *self.outputs) if v in program.layouts}
+        return Graph(self.inputs, self.ops, self.outputs, program.origins, layouts)
 
-    def as_captured(self, whole: Graph) -> Graph:
+    def as_captured(self, program: Graph) -> Graph:
         """The same with the views that only library calls of its origins read."""
         inside = {*self.ops, *self.own}
-        return self.graph(whole).with_ops([op for op in whole.ops if op in inside])
+        return self.graph(program).with_ops([op for op in program.ops if op in inside])
 
 
 def find_regions(
@@ -148,7 +148,7 @@ class _Finder(Regions):
         return (
             self.anywhere
             or self.is_skinny(op, larger)
-            or _numel(op.output, self.hints) >= REGIONS.min_growth_ratio * larger
+            or _numel(op.output, self.hints) >= SIZES.min_growth_ratio * larger
         )
 
     def is_skinny(self, op: Op, larger: int) -> bool:

@@ -193,9 +193,9 @@ def as_program(gm: fx.GraphModule, reason: str) -> tuple[Compiled, Callable[...,
     return done, partial(_run_program, done, gm)
 
 
-def _run_program(kept: Compiled, gm: fx.GraphModule, *args: object) -> object:
-    """Run in eager mode what is `kept` among the compilations meanwhile."""
-    del kept
+def _run_program(compiled: Compiled, gm: fx.GraphModule, *args: object) -> object:
+    """Run in eager mode what is `compiled` among the compilations meanwhile."""
+    del compiled
     return gm(*args)
 
 

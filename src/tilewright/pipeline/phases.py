@@ -66,9 +66,9 @@ def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = No
     one of the options."""
     typical = typical_sizes(graph, asked.traced)
     usual, rest = solver.at(typical), without_nothing(graph)
-    grown = usual.at(typical.raised(SIZES.min_region_size, rest.symbols()))
-    kept = Store(default_root(asked.options)) if store is None else store
-    decisions = Decisions(solver.target, kept, asked.options, typical.sizes)
+    grown = usual.at(typical.raised(SIZES.assumed_size, rest.symbols()))
+    memory = Store(default_root(asked.options)) if store is None else store
+    decisions = Decisions(solver.target, memory, asked.options, typical.sizes)
     return State(asked, usual, grown, decisions, graph, rest)
 
 

@@ -106,11 +106,11 @@ class _Builder:
         for operands in self.started.values():
             self._own(operands)
         self._preconditions({b.symbol for b in bindings})
-        kept = {o for o in outputs if isinstance(o, int)}
+        returned = {o for o in outputs if isinstance(o, int)}
         is_lazy = self.lazy_hints is not None and is_worth_it(self.segments, self.buffers, self.lazy_hints)
         if self.lazy_hints is not None and is_lazy:
             self.buffers = list(with_own_memory(self.buffers, self.lazy_hints))
-        segments = _with_frees(self.segments, self.buffers, kept)
+        segments = _with_frees(self.segments, self.buffers, returned)
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]
             arguments=tuple(arguments),
@@ -366,7 +366,7 @@ def _reused(call: LibraryCall) -> int | None:
 
 
 def _with_frees(
-    segments: Sequence[Segment], buffers: Sequence[Buffer], kept: set[int]
+    segments: Sequence[Segment], buffers: Sequence[Buffer], returned: set[int]
 ) -> tuple[Segment, ...]:
     """Segments with the buffers that each step uses last (results of library calls, views, inputs)."""
 
@@ -377,7 +377,7 @@ def _with_frees(
             b = buffers[b].source
         return found
 
-    seen = {x for b in kept for x in chain(b)}
+    seen = {x for b in returned for x in chain(b)}
     seen |= {m.buffer for s in segments for m in s.measures}
     releasable = (Home.LIBRARY, Home.VIEW, Home.INPUT, Home.OUTPUT)
     out: list[Segment] = []

@@ -79,8 +79,8 @@ def parse_table(text: str, place: str) -> Tuning:
     try:
         rows = json.loads(text)
         made = [Entry(**row) for row in rows if set(row) <= names]
-        whole = all(isinstance(v, int) for e in made for k, v in asdict(e).items() if k != "kind")
-        if len(made) != len(rows) or not whole or any(e.kind not in KINDS for e in made):
+        integral = all(isinstance(v, int) for e in made for k, v in asdict(e).items() if k != "kind")
+        if len(made) != len(rows) or not integral or any(e.kind not in KINDS for e in made):
             raise ValueError("an entry has other fields or values than it should")
     except (ValueError, TypeError) as error:
         raise InputError(f"not a table of block sizes: {error}", phase="schedule", place=place) from None

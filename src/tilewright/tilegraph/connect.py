@@ -49,8 +49,8 @@ def connect(cover: Cover, schedules: Sequence[Scheduled], host: Collection[int] 
             if beside is None:
                 source = v, stored.get(v), MemoryKind.HOST if v in afar else MemoryKind.DEVICE
             else:
-                kept = (v, node.step) in in_scratch
-                source = v, beside, MemoryKind.SHARED if kept else MemoryKind.REGISTER
+                stays = (v, node.step) in in_scratch
+                source = v, beside, MemoryKind.SHARED if stays else MemoryKind.REGISTER
             readers.setdefault(source, []).append(node)
     leaving = cover.graph.kept()
     for (v, node, level), found in readers.items():

@@ -30,6 +30,9 @@ UNITS = frozenset(
     )
 )  # fmt: skip
 PARTS = frozenset(("value", "unit", "why", "source"))
+SOURCES = ("benchmarks/results/", "fact: ", "estimate: ")
+"""How a source begins: the file of results that shows the value, and the way to it there (`FILE#KEY/KEY`); what makes
+it so, of hardware, an interface or arithmetic; or why this value was guessed, in a few words."""
 
 
 def load(record: type[R], name: str) -> R:
@@ -69,8 +72,10 @@ def _value(name: str, entry: Any, file: str) -> object:
         raise _refused(
             f"{name} has the unit {entry['unit']!r}, which is none of {', '.join(sorted(UNITS))}", file
         )
-    if not entry["why"] or not entry["source"]:
-        raise _refused(f"{name} does not say why or where from", file)
+    if not entry["why"]:
+        raise _refused(f"{name} does not say why", file)
+    if not str(entry["source"]).removesuffix(" ").startswith(SOURCES):
+        raise _refused(f"{name} has a source that is none of {', '.join(SOURCES)}: {entry['source']!r}", file)
     value = entry["value"]
     return tuple(value) if isinstance(value, list) else value
 

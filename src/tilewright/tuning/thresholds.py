@@ -1,8 +1,9 @@
 """Cross-overs: from which size, share or gain on one way is taken to be faster than another.
 
 In: `cpu.json`, `gpu.json` and `common.json`, named after the code that reads them. Each number there has a unit, a
-sentence that says why, and a source: the file of results that shows it, or `estimate`. Out: one frozen record for each
-idea, read once when this file is imported.
+sentence that says why, and a source: the file of results that shows it, a fact, or why it was guessed
+(`load.SOURCES`). `python -m benchmarks.thresholds` measures those of a CPU. Out: one frozen record for each idea, read
+once when this file is imported.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ CONTRACTION = load(ContractionThresholds, "contraction")
 
 @dataclass(frozen=True, slots=True)
 class SizeThresholds:
-    """What unknown sizes are taken for."""
+    """What unknown sizes are taken for, and which values are large or nothing beside others."""
 
     unseen_size: int
     min_largest_tensor_elements: int
-    min_region_size: int
-    algebra_size: int
+    assumed_size: int
     data_size: int
+    min_growth_ratio: int
+    min_negligible_ratio: int
 
 
 SIZES = load(SizeThresholds, "sizes")
@@ -70,22 +72,11 @@ TENSORS = load(TensorThresholds, "tensors")
 
 
 @dataclass(frozen=True, slots=True)
-class AlgebraThresholds:
-    """Which parts of a graph the algebra searches."""
-
-    min_growth_ratio: int
-
-
-ALGEBRA = load(AlgebraThresholds, "algebra")
-
-
-@dataclass(frozen=True, slots=True)
 class MaskThresholds:
     """Masks, frozen or made of data: when windows and lists of tiles pay."""
 
     min_listed_tiles: int
     min_mask_elements: int
-    min_times_smaller: int
     min_times_as_long: int
     min_times_as_large: int
 
@@ -101,7 +92,6 @@ class CascadeThresholds:
     part_multiple: int
     min_cores_per_row: int
     min_gain_ratio: float
-    min_times_fewer_reads: int
 
 
 SPLIT_CASCADES = load(CascadeThresholds, "split_cascades")
@@ -183,7 +173,6 @@ class PartitionThresholds:
 
     min_gain_over_library_ratio: float
     max_value_memory_ratio: float
-    min_library_loss_ratio: float
     min_cascade_part_elements: int
     max_rows_per_core_in_parts: int
     max_brief_seconds: float
@@ -201,7 +190,6 @@ PARTITION = load(PartitionThresholds, "partition")
 class RegionThresholds:
     """Which contractions start a region, and what belongs to it."""
 
-    min_growth_ratio: int
     max_skinny_rows: int
     min_skinny_operand_elements: int
     max_sum_length: int
@@ -215,7 +203,6 @@ REGIONS = load(RegionThresholds, "regions")
 class StoreThresholds:
     """Which values of a region may be stored between its kernels."""
 
-    min_times_smaller: int
     max_small_elements: int
 
 
@@ -262,7 +249,7 @@ class SumThresholds:
     min_tree_elements: int
     min_two_level_lanes: int
     max_single_chain: int
-    max_lane_chain: int
+    max_chain: int
 
 
 SUM_LEVELS = load(SumThresholds, "sum_levels")
@@ -322,13 +309,11 @@ class GpuBlockThresholds:
     min_contiguous_extent: int
     accesses_per_thread: int
     usual_warps: int
-    max_warps: int
     square_side: int
     enough_contiguous_elements: int
     usual_stages: int
     min_elements_per_thread: int
     max_chain: int
-    max_chain_beside_products: int
 
 
 GPU_BLOCKS = load(GpuBlockThresholds, "gpu_blocks")
@@ -344,7 +329,6 @@ class GpuRowThresholds:
     choosing_shrink_ratio: int
     assumed_length: int
     assumed_streamed_length: int
-    max_half_bytes: int
     max_hoisted_bytes_per_thread: int
 
 
@@ -357,7 +341,6 @@ class GpuColumnThresholds:
 
     row_bytes: int
     step_rows: int
-    chunk_warps: int
     odd_columns: int
     max_resident_rows: int
     deep_step_rows: int
@@ -372,7 +355,6 @@ GPU_COLUMNS = load(GpuColumnThresholds, "gpu_columns")
 class GpuCostThresholds:
     """The modelled time and shared memory of a kernel on a GPU."""
 
-    min_special_cost: int
     loads_per_choice: int
     min_copy_bytes: int
 
@@ -413,8 +395,6 @@ class SkinnyMatmulThresholds:
     block_product_elements: int
     block_matrix_elements: int
     min_step_elements: int
-    warps: int
-    stages: int
 
 
 SKINNY_MATMUL = load(SkinnyMatmulThresholds, "skinny_matmul")
@@ -426,7 +406,6 @@ class CppThresholds:
 
     max_levels_from_outside: int
     max_repeated_index_nodes: int
-    max_chain: int
     max_inline_tree_registers: int
     max_unrolled_registers: int
     min_kernels_per_unit: int

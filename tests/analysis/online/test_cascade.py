@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from tests.support.cascades import graph_of, online_class
+from tests.support.attention.cascades import graph_of, online_class
 from tests.support.one_kernel import one_kernel
 
 from tilewright.analysis.online.cascade import Link, cascade, part_body

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.support.captured_op import library_calls, same
+from tests.support.ops.captured_op import library_calls, same
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.support.captured_op import agree, capture, library_calls
+from tests.support.ops.captured_op import agree, capture, library_calls
 from torch import Tensor
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {

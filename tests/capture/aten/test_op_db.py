@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.support.captured_op import library_calls, same, trace
+from tests.support.ops.captured_op import library_calls, same, trace
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tilewright.capture.fx import from_fx

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.captured_op import agree, capture, library_calls
-from tests.support.more_op_cases import CASES
-from tests.support.op_cases import Case
+from tests.support.ops.captured_op import agree, capture, library_calls
+from tests.support.ops.cases import Case
+from tests.support.ops.more_cases import CASES
 
 SIZES = {"a": 3, "b": 5, "c": 4, "d": 2}
 ONES = {"a": 1, "b": 1, "c": 1, "d": 1}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.captured_op import agree, capture
+from tests.support.ops.captured_op import agree, capture
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, avg_pool3d, interpolate
 

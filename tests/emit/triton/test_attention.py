@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.attention_kernels import attention
-from tests.support.triton_corpus import entry
-from tests.support.triton_harness import build, print_triton
+from tests.support.attention.kernels import attention
+from tests.support.triton.corpus import entry
+from tests.support.triton.harness import build, print_triton
 
 from tilewright.lower.variants import variants
 from tilewright.target import MemoryKind, preset

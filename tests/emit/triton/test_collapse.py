@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture, one_kernel, sizes_of
-from tests.support.triton_harness import Job, interpret, print_triton, same_as_interpreter
+from tests.support.triton.harness import Job, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright.analysis.size_hints import SizeHints

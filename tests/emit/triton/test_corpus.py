@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.corpus import CASES, Case, layer_norm, rms
-from tests.support.triton_corpus import BY_NAME, Entry, entries, entry
-from tests.support.triton_harness import Built, build, interpret, print_triton
+from tests.support.triton.corpus import BY_NAME, Entry, entries, entry
+from tests.support.triton.harness import Built, build, interpret, print_triton
 from torch import Tensor
 
 from tilewright.ir.program import Branch

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.captured_op import capture
-from tests.support.more_op_cases import CASES
-from tests.support.triton_harness import NARROW, Job, build, interpret, same_as_interpreter
+from tests.support.ops.captured_op import capture
+from tests.support.ops.more_cases import CASES
+from tests.support.triton.harness import NARROW, Job, build, interpret, same_as_interpreter
 
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp.algebra import STORAGE

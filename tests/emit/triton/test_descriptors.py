@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tests.emit.triton.blocks import blocked
-from tests.support.attention_kernels import attention
+from tests.support.attention.kernels import attention
 from tests.support.corpus import Case
 from tests.support.tile_programs import M, N, Vars
-from tests.support.triton_corpus import Entry, entries, entry
-from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.corpus import Entry, entries, entry
+from tests.support.triton.harness import Job, build, interpret, print_triton, same_as_interpreter
 
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.ir.dtype import DType, f16, f64, i64

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.emit.scalar_programs import divisor, operations, sample
 from tests.support.tile_programs import N, Vars, below
-from tests.support.triton_harness import Job, Outcome, build, interpret, same_as_interpreter
+from tests.support.triton.harness import Job, Outcome, build, interpret, same_as_interpreter
 
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32
 from tilewright.ir.expr import SCALARS, Axis, Expr, axis, call, cast, const, integer

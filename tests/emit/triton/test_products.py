@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from tests.support.normal_graph import capture
 from tests.support.one_kernel import one_kernel
-from tests.support.triton_harness import Built, build, print_triton
+from tests.support.triton.harness import Built, build, print_triton
 from torch import Tensor
 
 from tilewright.emit.triton.kernel import TritonSource

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.emit.scalar_programs import Maker
-from tests.support.triton_harness import Job, build, interpret, same_as_interpreter
+from tests.support.triton.harness import Job, build, interpret, same_as_interpreter
 
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.dtype import bool_, f32

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture, one_kernel
-from tests.support.triton_harness import print_triton
+from tests.support.triton.harness import print_triton
 from torch import Tensor
 
 from tilewright.emit.triton.kernel import TritonSource

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.emit.triton.blocks import blocked
 from tests.support.tile_programs import M, N, Vars, dot_tiles, elementwise, matrices, row_sum, softmax
-from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.harness import Job, build, interpret, print_triton, same_as_interpreter
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.errors import UnsupportedError, VerifyError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from tests.support.absent_gpu import Device
+from tests.support.triton.absent_gpu import Device
 from torch import Tensor
 
 from tilewright import accuracy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.absent_gpu import Device
-from tests.support.triton_harness import interpret, same_as_interpreter
+from tests.support.triton.absent_gpu import Device
+from tests.support.triton.harness import interpret, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy

@@ -18,8 +18,8 @@ from tests.end_to_end.attention.data_masks import (
     scores,
     softmax,
 )
-from tests.support.absent_gpu import Device, compiled
-from tests.support.triton_harness import build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.absent_gpu import Device, compiled
+from tests.support.triton.harness import build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy

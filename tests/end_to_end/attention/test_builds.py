@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import print_triton
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import print_triton
 
 from tilewright.lower.variants import variants
 from tilewright.target import preset

@@ -9,8 +9,8 @@ import pytest
 import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.end_to_end.attention.split_keys import inner
-from tests.support.absent_gpu import Device, compiled
-from tests.support.triton_harness import build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.absent_gpu import Device, compiled
+from tests.support.triton.harness import build, interpret, print_triton, same_as_interpreter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilewright import accuracy

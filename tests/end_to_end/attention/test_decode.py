@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.end_to_end.attention.split_keys import parts, repeated, right, statements
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build, print_triton
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import build, print_triton
 from torch import Tensor
 
 from tilewright.ir.program import Dot, Load, Loop

@@ -9,7 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.end_to_end.attention.family import Program, inputs, programs
-from tests.support.absent_gpu import compiled
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 from tilewright import accuracy

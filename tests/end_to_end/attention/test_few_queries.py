@@ -18,7 +18,7 @@ from benchmarks.attention.workloads import (
     causal_mask,
 )
 from tests.end_to_end.attention.split_keys import parts, repeated, right, statements
-from tests.support.absent_gpu import Device, compiled
+from tests.support.triton.absent_gpu import Device, compiled
 from torch import Tensor
 
 from tilewright.ir.program import Dot, Load

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import print_triton
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import print_triton
 from torch import Tensor
 
 from tilewright import accuracy

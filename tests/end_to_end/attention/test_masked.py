@@ -13,7 +13,7 @@ from benchmarks.attention.peers import FLEX, OURS, UNTRIMMED
 from benchmarks.attention.workloads import Sizes
 from benchmarks.record import Facts
 from tests.end_to_end.attention.data_masks import listed
-from tests.support.absent_gpu import compiled
+from tests.support.triton.absent_gpu import compiled
 
 CPU = torch.device("cpu")
 PLACES = 512

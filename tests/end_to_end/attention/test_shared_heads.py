@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.end_to_end.attention.split_keys import inner
-from tests.support.absent_gpu import Device, compiled
+from tests.support.triton.absent_gpu import Device, compiled
 from torch import Tensor
 
 from tilewright import accuracy

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
-from tests.support.absent_gpu import compiled
 from tests.support.fp64_rule import Tensors, built, wrong
-from tests.support.triton_harness import print_triton
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import print_triton
 from torch import Tensor
 
 from tilewright.ir.program import Dot, Loop, Stmt, Update

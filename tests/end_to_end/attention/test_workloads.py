@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.attention.workloads import WORKLOADS, Layout, Sizes, export
-from tests.support.attention_cores import HALVES, LOUD, Guarded, deciding, free
+from tests.support.attention.cores import HALVES, LOUD, Guarded, deciding, free
 from tests.support.fp64_rule import WAYS, Dims, built, wrong
 
 import tilewright

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.absent_gpu import compiled
 from tests.support.normal_graph import capture
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 import tilewright

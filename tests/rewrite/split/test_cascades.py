@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture
-from tests.support.triton_harness import interpret, same_as_interpreter
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import interpret, same_as_interpreter
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS

@@ -12,7 +12,7 @@ import torch
 from tests.rewrite.split.cut import HOPPER, cut, kernels
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture
-from tests.support.triton_harness import Job, build, interpret, print_triton
+from tests.support.triton.harness import Job, build, interpret, print_triton
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture
+from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 from tilewright.rewrite.split.cascades import waiting_reductions

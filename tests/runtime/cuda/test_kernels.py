@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.support.cuda.launches import N, launches, number, printed
 from tests.support.cuda.triton_sources import product, scaled
-from tests.support.triton_corpus import BY_NAME, entry
+from tests.support.triton.corpus import BY_NAME, entry
 
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, UnsupportedError, VerifyError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build, print_triton
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import build, print_triton
 from torch import Tensor
 
 from tilewright.analysis.contraction import contraction

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support import absent_gpu
-from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build, print_triton
+from tests.support.triton import absent_gpu
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import build, print_triton
 from torch import Tensor
 
 from tilewright.ir.kernel import Scheduled

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import one_kernel
-from tests.support.triton_corpus import entry
-from tests.support.triton_harness import build, interpret, print_triton
+from tests.support.triton.corpus import entry
+from tests.support.triton.harness import build, interpret, print_triton
 
 from tilewright.ir.program import Branch, Loop, Prefix
 from tilewright.ir.sizes import dims

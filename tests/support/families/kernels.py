@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tests.support.absent_gpu import compiled
 from tests.support.corpus import Case
-from tests.support.triton_corpus import entry
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.corpus import entry
 from torch import Tensor
 
 from tilewright.ir.program import TileProgram

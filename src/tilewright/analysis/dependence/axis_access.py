@@ -107,8 +107,8 @@ def _is_window(index: Expr, extent: Expr, reduced: frozenset[Axis], used: tuple[
         if size is None:
             return False
         reach += abs(c) * (size - 1)
-    whole = dims.static(extent)
-    return reach > 0 and any(a not in reduced for a in used) and (whole is None or 2 * reach <= whole)
+    length = dims.static(extent)
+    return reach > 0 and any(a not in reduced for a in used) and (length is None or 2 * reach <= length)
 
 
 def broadcast(op_axes: tuple[Axis, ...], read: Expr) -> tuple[Axis, ...]:

@@ -61,7 +61,7 @@ def part_body(link: Link, links: Sequence[Link], body: Expr, own: Mapping[Expr, 
     return substitute(body, table)
 
 
-def rescale_state(
+def rescale_part(
     law: Law, states: Sequence[Expr], before: Sequence[Expr], after: Sequence[Expr],
     counts: tuple[Expr | None, Expr | None] = (None, None), total: Expr | None = None,
 ) -> Expr:  # fmt: skip
@@ -79,7 +79,7 @@ def _side(x: Link, law: Law, side: Sequence[Expr], joint: Sequence[Expr]) -> Exp
     """The state of `x` in a part, with the statistics of both parts."""
     before, after = ([states[k] for k in x.statistics] for states in (side, joint))
     counts = (None, None) if x.count is None else (side[x.count], joint[x.count])
-    return rescale_state(law, [side[k] for k in x.states], before, after, counts, x.total)
+    return rescale_part(law, [side[k] for k in x.states], before, after, counts, x.total)
 
 
 def _defined(x: Link, state: Expr, states: Sequence[Expr]) -> Expr:

@@ -180,11 +180,11 @@ class _Sums:
         self.rows: list[tuple[Entry, ...]] = []
 
     def law(self) -> Law | Refusal:
-        whole = self.x.poly(self.body)
+        polynomial = self.x.poly(self.body)
         if not self.dtype.is_float:
             return Refusal("finite rank", "it sums integers")
         terms: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
-        for m, q in whole.items():
+        for m, q in polynomial.items():
             group = terms.setdefault(m.results, {}).setdefault(m.rates, {})
             group[Mono(m.data, powers=m.powers, rates=m.rates)] = q
         if not terms:

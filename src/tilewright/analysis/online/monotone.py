@@ -87,14 +87,14 @@ def _masked(x: Expansion, e: Expr, upstream: Sequence[Upstream]) -> Monotone | N
     condition, yes, no = e.args
     if x.reads(condition):
         return None
-    for side, other, kept in ((yes, no, True), (no, yes, False)):
+    for side, other, holds in ((yes, no, True), (no, yes, False)):
         if other.op != "const" or not isinstance(other.value, float) or not math.isinf(other.value):
             continue
         inner = extreme_of(x, side, upstream)
         if inner is None or not inner.infinite:
             return None
         limit = const(other.value if inner.rising else -other.value, inner.data.dtype)
-        data = where(condition, inner.data, limit) if kept else where(condition, limit, inner.data)
+        data = where(condition, inner.data, limit) if holds else where(condition, limit, inner.data)
         return Monotone(data, inner.finish, inner.rising)
     return None
 

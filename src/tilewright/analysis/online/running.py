@@ -83,8 +83,8 @@ def _is_mean(x: Expr, leaf: Expr, over: Sequence[Axis]) -> bool:
     size, value = dims.static(count), other.value
     if not size or other.op != "const" or not isinstance(value, (int, float, Fraction)):
         return False
-    whole = float(value) if x.op == "div" else 1 / float(value) if value else 0.0
-    return abs(whole - size) <= FACTS.inverse_count_error * size
+    scale = float(value) if x.op == "div" else 1 / float(value) if value else 0.0
+    return abs(scale - size) <= FACTS.inverse_count_error * size
 
 
 def empty(statistic: RunningStatistic, state: Expr) -> Expr:

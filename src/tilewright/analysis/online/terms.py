@@ -400,8 +400,8 @@ def _power_of(base: str, exponent: Poly, dtype: DType, of_results: bool) -> Poly
         else:
             rest[m] = q
     if rest:
-        whole = frozenset({(call(base, expression(rest, (), dtype)), 1)})
-        made = product(made, {Mono(results=whole) if of_results else Mono(data=whole): Fraction(1)})
+        power = frozenset({(call(base, expression(rest, (), dtype)), 1)})
+        made = product(made, {Mono(results=power) if of_results else Mono(data=power): Fraction(1)})
     return made
 
 

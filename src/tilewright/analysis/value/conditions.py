@@ -144,11 +144,11 @@ def _tidy(term: Term) -> Term | None:
     """Without literals that others imply; None if two contradict each other."""
     if any(implies(p, _inverse(q)) for p in term for q in term if p is not q):
         return None
-    kept = set(term)
+    literals = set(term)
     for q in sorted(term, key=repr):
-        if any(implies(p, q) for p in kept if p is not q):
-            kept.remove(q)
-    return frozenset(kept)
+        if any(implies(p, q) for p in literals if p is not q):
+            literals.remove(q)
+    return frozenset(literals)
 
 
 def disjunction(parts: Iterable[Condition]) -> Condition:
@@ -159,10 +159,10 @@ def disjunction(parts: Iterable[Condition]) -> Condition:
     current = {t for t in map(_tidy, terms) if t is not None}
     while True:
         shorter = {_shortened(t, current) for t in current}
-        kept = _uncovered(shorter)
-        if kept == current:
+        uncovered = _uncovered(shorter)
+        if uncovered == current:
             break
-        current = kept
+        current = uncovered
     if len(current) > FACTS.max_condition_terms:
         raise TooLarge
     return frozenset(current)
@@ -179,12 +179,12 @@ def _shortened(t: Term, terms: set[Term]) -> Term:
 
 
 def _uncovered(terms: set[Term]) -> set[Term]:
-    kept: list[Term] = []
+    uncovered: list[Term] = []
     for t in sorted(terms, key=lambda t: (len(t), sorted(map(repr, t)))):
-        if not any(_covers(u, t) for u in kept):
-            kept = [u for u in kept if not _covers(t, u)]
-            kept.append(t)
-    return set(kept)
+        if not any(_covers(u, t) for u in uncovered):
+            uncovered = [u for u in uncovered if not _covers(t, u)]
+            uncovered.append(t)
+    return set(uncovered)
 
 
 def conjunction(parts: Iterable[Condition]) -> Condition:

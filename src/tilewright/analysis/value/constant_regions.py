@@ -124,7 +124,7 @@ class ValueAnalysis:
         assert r is not None
         if r.combiner is None or expr.scan is not None or r.lift[0].op != "slot" or r.finish[0].op != "slot":
             return ()
-        kept: list[Case] = []
+        leaves: list[Case] = []
         reduced = {axis(a) for a in expr.reduce}
         table = {axis(a): _place(b) for a, b in zip(expr.axes, output_axes(expr.shape), strict=True)}
         for c in cases:
@@ -132,8 +132,8 @@ class ValueAnalysis:
             if c.value.op != "const" or not free or not (some or c.value is r.identity[0]):
                 continue
             if folded(make(r.combiner, (c.value, c.value), c.value.dtype)) is c.value:
-                kept.append(Case(conditions.at(free, table), c.value))
-        return self.exported(tuple(kept))
+                leaves.append(Case(conditions.at(free, table), c.value))
+        return self.exported(tuple(leaves))
 
     def sharpened(self, expr: TensorExpr, cases: Cases, sign: Interval) -> Interval:
         """What is known of a reduction besides, if one of its elements is provably in a good case for every result: a

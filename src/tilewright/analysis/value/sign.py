@@ -231,9 +231,9 @@ def _constant(value: object) -> Interval:
 
 def _wrapped(x: Interval, dtype: DType) -> Interval:
     """An integer result as its type holds it: what is out of range wraps to anything."""
-    whole = of_type(dtype)
-    inside = x.finite and (x.empty or (x.low >= whole.low and x.high <= whole.high))
-    return x if inside or (dtype is i64 and not x.nan) else whole
+    limits = of_type(dtype)
+    inside = x.finite and (x.empty or (x.low >= limits.low and x.high <= limits.high))
+    return x if inside or (dtype is i64 and not x.nan) else limits
 
 
 def _compared(x: Interval, op: str, y: Interval, sure: bool) -> Interval:

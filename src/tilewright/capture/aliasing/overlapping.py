@@ -165,8 +165,8 @@ def _leaves_gaps(node: fx.Node, value: Tensor) -> bool:
     """Whether these are windows that do not hold all elements, at the sizes that are known or were seen."""
     if node.op not in ("call_method", "call_function") or node.target not in _WINDOWS:
         return False
-    whole = val_of(node.all_input_nodes[0])
-    return not isinstance(whole, Tensor) or _count(whole) != _count(value)
+    source = val_of(node.all_input_nodes[0])
+    return not isinstance(source, Tensor) or _count(source) != _count(value)
 
 
 def _count(t: Tensor) -> int | None:

@@ -260,12 +260,12 @@ def _batch_norm_training(
 ) -> tuple[Value, ...]:  # fmt: skip
     if not training:
         out = norm.batch_norm_inference(c.b, x, running_mean, running_var, weight, bias, eps)
-        kept = _kept_for_gradients(c, running_mean, running_var, eps)
+        statistics = _kept_for_gradients(c, running_mean, running_var, eps)
         moved = [
             pointwise.copy(c.b, pointwise.to(c.b, v, t))
             for v, t in zip((running_mean, running_var), c.results[3:], strict=True)
         ]
-        return (out, *kept, *moved)
+        return (out, *statistics, *moved)
     out, mean, rstd, variance = norm.batch_norm_training(c.b, x, weight, bias, eps)
     n = dims.prod(s for d, s in enumerate(x.shape) if d != 1)
     moved = norm.running_statistics(c.b, running_mean, running_var, mean, variance, n, momentum)

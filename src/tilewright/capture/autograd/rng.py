@@ -84,10 +84,10 @@ def dropped_by_masks(joint: fx.GraphModule) -> None:
             mask = items.get(1) or graph.call_function(operator.getitem, (node, 1))
         mask.meta = {**out.meta, "val": val[1], "tensor_meta": None}
         with graph.inserting_after(mask):
-            kept = graph.call_function(aten.mul.Tensor, (x, mask))
-        with graph.inserting_after(kept):
-            scaled = graph.call_function(aten.mul.Tensor, (kept, 1 / (1 - chance)))
-        kept.meta, scaled.meta = dict(out.meta), dict(out.meta)
+            masked = graph.call_function(aten.mul.Tensor, (x, mask))
+        with graph.inserting_after(masked):
+            scaled = graph.call_function(aten.mul.Tensor, (masked, 1 / (1 - chance)))
+        masked.meta, scaled.meta = dict(out.meta), dict(out.meta)
         out.replace_all_uses_with(scaled)
         graph.erase_node(out)
     joint.recompile()

@@ -82,17 +82,17 @@ def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) 
             moved[node] = chain
     if not moved:
         return
-    kept: dict[fx.Node, fx.Node] = {n: places[n.name] for n in held if n.name in places and n not in moved}
+    already: dict[fx.Node, fx.Node] = {n: places[n.name] for n in held if n.name in places and n not in moved}
     saved: list[object] = returned[:count]
     for a in returned[count:]:
         if not isinstance(a, fx.Node) or a not in moved:
             saved.append(a)
             continue
         *above, source = moved[a]
-        if source not in kept:
-            kept[source] = _renamed(backward, places[a.name], source)
+        if source not in already:
+            already[source] = _renamed(backward, places[a.name], source)
             saved.append(source)
-        _made_again(backward, places[a.name], kept[source], above)
+        _made_again(backward, places[a.name], already[source], above)
     output.args = (tuple(saved),)
     forward.recompile()
     backward.recompile()

@@ -86,16 +86,16 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     begins = {m: first for (m, delay), first in found.carried.items() if delay == 1}
     if any(_memories(begins[m]) != _memories(windows[1][m]) for m in found.owned):
         raise Unlike("a step writes into what the step before made, and makes another tensor")
-    kept = [_memories(n) for n in (*found.held, *(begins[m] for m in found.owned))]
+    spans = [_memories(n) for n in (*found.held, *(begins[m] for m in found.owned))]
     filled = [_memories(n) for n in {s.part.base: None for s in found.stores.values()}]
-    if not all((*kept, *filled)):
+    if not all((*spans, *filled)):
         raise Unlike("a step writes into a tensor without memory")
     wholes = [
         val_of(n) for n in (*found.held, *begins.values(), *(s.part.base for s in found.stores.values()))
     ]
     if any(isinstance(t, Tensor) and overlaps(t) for t in wholes):
         raise Unlike("a step writes into a tensor that overlaps with itself")
-    written = [m for memories in (*kept, *filled) for m in memories]
+    written = [m for memories in (*spans, *filled) for m in memories]
     parts = [s.part for s in found.stores.values()]
     apart = all(a.base is not b.base or _are_apart(a, b) for a, b in combinations(parts, 2))
     if len(written) > len(set(written)) or not apart:
@@ -133,17 +133,17 @@ def _are_apart(a: Sliced, b: Sliced) -> bool:
         return False
     if None in a.index or None in b.index:
         return False  # numbers at one place may then be of two dims
-    whole = val_of(a.base)
-    assert isinstance(whole, Tensor)
-    places = zip(_places(a.index, whole), _places(b.index, whole), strict=True)
+    base = val_of(a.base)
+    assert isinstance(base, Tensor)
+    places = zip(_places(a.index, base), _places(b.index, base), strict=True)
     return any(
         x is not None and y is not None and (x.stop <= y.start or y.stop <= x.start) for x, y in places
     )
 
 
-def _places(index: Sequence[object], whole: Tensor) -> Iterator[range | None]:
+def _places(index: Sequence[object], base: Tensor) -> Iterator[range | None]:
     """Which places of each dim an index takes, from the first to the last; None where that is not known."""
-    for x, size in zip(index, whole.shape, strict=False):
+    for x, size in zip(index, base.shape, strict=False):
         if type(size) is not int:
             yield range(x, x + 1) if type(x) is int and x >= 0 else None
         elif type(x) is int:
@@ -187,10 +187,10 @@ def _check_filled(found: Steps, filled: set[int]) -> None:
         if shows and filled & _memories(n):
             back.add(n)  # it shows a part of a carried value
     for m, store in found.stores.items():
-        made, whole, index = val_of(store.value), val_of(store.part.base), found.windows[1][m].args[1]
-        assert isinstance(whole, Tensor)
+        made, base, index = val_of(store.value), val_of(store.part.base), found.windows[1][m].args[1]
+        assert isinstance(base, Tensor)
         with torch.no_grad():
-            part = whole[index]  # pyright: ignore[reportArgumentType]
+            part = base[index]  # pyright: ignore[reportArgumentType]
         if not isinstance(made, Tensor) or str(made.shape) != str(part.shape):
             raise Unlike("a step writes a value of another shape")
 

@@ -184,8 +184,8 @@ def from_inexact(x: Tensor, kind: torch.dtype) -> Tensor:
         return x
     if kind.is_complex:
         return torch.complex(x[..., 0], x[..., 1])
-    whole = x.detach().to(kind)
-    return (whole[..., 0] << _HALF) | whole[..., 1] if kind == torch.int64 else whole
+    integers = x.detach().to(kind)
+    return (integers[..., 0] << _HALF) | integers[..., 1] if kind == torch.int64 else integers
 
 
 def _is_long(x: Tensor) -> bool:

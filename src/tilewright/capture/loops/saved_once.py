@@ -40,8 +40,8 @@ def save_once(joint: fx.GraphModule) -> None:
 
 def _parts(scan: fx.Node) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
     """What a scan begins with, takes slices of, and reads whole."""
-    init, sliced, whole = (list(cast(Sequence[fx.Node], group)) for group in scan.args[1:4])
-    return init, sliced, whole
+    init, sliced, invariant = (list(cast(Sequence[fx.Node], group)) for group in scan.args[1:4])
+    return init, sliced, invariant
 
 
 def _body(joint: fx.GraphModule, scan: fx.Node) -> fx.GraphModule:
@@ -54,10 +54,10 @@ def _body(joint: fx.GraphModule, scan: fx.Node) -> fx.GraphModule:
 def _made_once(joint: fx.GraphModule, scan: fx.Node) -> dict[fx.Node, fx.Node]:
     """What a scan stacks is stacked no more where every step makes the same. By what stands for the stack, which shows
     one value in each place: that value."""
-    init, sliced, whole = _parts(scan)
+    init, sliced, invariant = _parts(scan)
     body = _body(joint, scan)
     places = [n for n in body.graph.nodes if n.op == "placeholder"]
-    known = dict(zip(places[len(init) + len(sliced) :], whole, strict=True))
+    known = dict(zip(places[len(init) + len(sliced) :], invariant, strict=True))
     results = list(cast(Sequence[fx.Node], body.graph.output_node().args[0]))
     steady = _steady(body, set(known))
     dropped = [k for k in range(len(init), len(results)) if results[k] in steady]
@@ -79,18 +79,18 @@ def _made_once(joint: fx.GraphModule, scan: fx.Node) -> dict[fx.Node, fx.Node]:
                 user.replace_input_with(dense, shown)
             joint.graph.erase_node(stack)
             found[shown] = value
-    kept = [k for k in range(len(results)) if k not in dropped]
+    remaining = [k for k in range(len(results)) if k not in dropped]
     for k, stack in readers.items():
-        if k in kept:
-            stack.args = (scan, kept.index(k))
-    scan.meta["val"] = tuple(scan.meta["val"][k] for k in kept)
-    _replace_body(joint, scan, _with_results(body, [results[k] for k in kept]))
+        if k in remaining:
+            stack.args = (scan, remaining.index(k))
+    scan.meta["val"] = tuple(scan.meta["val"][k] for k in remaining)
+    _replace_body(joint, scan, _with_results(body, [results[k] for k in remaining]))
     return found
 
 
-def _steady(body: fx.GraphModule, whole: set[fx.Node]) -> set[fx.Node]:
-    """The nodes of a body that are made of `whole` alone, and of nothing random."""
-    found = set(whole)
+def _steady(body: fx.GraphModule, invariant: set[fx.Node]) -> set[fx.Node]:
+    """The nodes of a body that are made of what is `invariant` alone, and of nothing random."""
+    found = set(invariant)
     for n in body.graph.nodes:
         op = n.target
         plain = isinstance(op, OpOverload) and not op._schema.is_mutable
@@ -154,7 +154,7 @@ def _valued(node: fx.Node) -> fx.Node:
 
 def _read_once(joint: fx.GraphModule, scan: fx.Node, alike: Mapping[fx.Node, fx.Node]) -> None:
     """What is the same in each slice is read whole."""
-    init, sliced, whole = _parts(scan)
+    init, sliced, invariant = _parts(scan)
     steady = {k: v for k, x in enumerate(sliced) if (v := alike.get(_unturned(x))) is not None}
     if len(steady) == len(sliced):  # one slice says how many steps there are
         steady.popitem()
@@ -166,7 +166,7 @@ def _read_once(joint: fx.GraphModule, scan: fx.Node, alike: Mapping[fx.Node, fx.
     order = [*(n for n in places if n not in moved), *moved]
     scan.args = (
         scan.args[0], init, [x for k, x in enumerate(sliced) if k not in steady],
-        (*whole, *steady.values()),
+        (*invariant, *steady.values()),
     )  # fmt: skip
     _replace_body(joint, scan, _with_places(body, order))
 

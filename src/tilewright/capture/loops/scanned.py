@@ -201,9 +201,9 @@ class _Placed:
 
     def taken(self, key: object, what: Taken) -> fx.Node:
         """What is sliced, without a gradient where a step takes it under `no_grad`."""
-        whole = self.whole(what)
+        stacked = self.whole(what)
         silent = not isinstance(what, Numbers) and self.loop.found.node_of(key) in self.silent
-        return self.call(torch.detach, whole) if silent else whole
+        return self.call(torch.detach, stacked) if silent else stacked
 
     def whole(self, what: Taken) -> fx.Node:
         """What is sliced, with the part of step k at place k of dim 0."""
@@ -299,11 +299,11 @@ class _Placed:
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         if not isinstance(items, (list, tuple)) or not isinstance(dim, int) or set(node.kwargs) - {"dim"}:
             return None
-        whole = val_of(node)
-        if not all(isinstance(n, fx.Node) for n in items) or not isinstance(whole, Tensor):
+        source = val_of(node)
+        if not all(isinstance(n, fx.Node) for n in items) or not isinstance(source, Tensor):
             return None
         stacks = node.target is torch.stack
-        dim %= whole.dim()
+        dim %= source.dim()
         pieces = self.pieces(cast(Sequence[fx.Node], items), dim, stacks=stacks)
         made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
         return self.copied(made, node)

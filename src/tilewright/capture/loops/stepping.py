@@ -20,12 +20,12 @@ def number_for(graph: fx.Graph, number: fx.Node, numbers: Numbers, node: fx.Node
     """What stands for one of `numbers` among the operands of `node`, in a body's graph: `number`, without dims, in
     singles where a number counts as such. Raises Unlike where no tensor counts as a number does."""
     operands = [t for n in node.all_input_nodes if isinstance(t := val_of(n), Tensor)]
-    whole = type_of(numbers) == torch.int64
+    integral = type_of(numbers) == torch.int64
     if all(t.dim() == 0 for t in operands):  # then the tensor's type counts as much as theirs
-        alike = (torch.float32, torch.float64, torch.int64)[: 3 if whole else 2]
+        alike = (torch.float32, torch.float64, torch.int64)[: 3 if integral else 2]
         if any(t.dtype not in alike for t in operands):
             raise Unlike(f"a number that changes meets {operands[0].dtype} without dims")
-    if whole:
+    if integral:
         return number
     inexact = any(t.is_floating_point() or t.is_complex() for t in operands)
     wide = any(t.dtype in _WIDE for t in operands) if inexact else torch.get_default_dtype() == torch.float64

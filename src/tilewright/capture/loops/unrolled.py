@@ -258,10 +258,10 @@ def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
     base = nodes[1].args[0] if nodes[1].target is operator.setitem else None
     if not isinstance(base, fx.Node):
         return False
-    whole, value = val_of(base), nodes[1].args[2]
-    if any(n.args[0] is not base for n in nodes) or not isinstance(whole, Tensor):
+    tensor, value = val_of(base), nodes[1].args[2]
+    if any(n.args[0] is not base for n in nodes) or not isinstance(tensor, Tensor):
         return False
-    part = _indexed(base, whole, [n.args[1] for n in nodes])
+    part = _indexed(base, tensor, [n.args[1] for n in nodes])
     if part is None or abs(part.step) < (part.length or 1):
         return False
     if not isinstance(value, fx.Node) or value not in where[1]:
@@ -381,13 +381,13 @@ def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sl
 def _piece(base: fx.Node, numbers: Sequence[object]) -> Sliced | None:
     """Pieces that count, of a tensor that `base` takes apart."""
     source = base.args[0] if base.args else None
-    whole, pieces = val_of(source) if isinstance(source, fx.Node) else None, val_of(base)
-    if not isinstance(whole, Tensor) or not isinstance(pieces, (list, tuple)):
+    tensor, pieces = val_of(source) if isinstance(source, fx.Node) else None, val_of(base)
+    if not isinstance(tensor, Tensor) or not isinstance(pieces, (list, tuple)):
         return None
     assert isinstance(source, fx.Node)
     if base.target in (torch.unbind, "unbind"):
         dim = base.args[1] if len(base.args) > 1 else base.kwargs.get("dim", 0)
-        return _counted(source, None, cast(int, dim), whole, numbers)
+        return _counted(source, None, cast(int, dim), tensor, numbers)
     if base.target not in (torch.split, "split", torch.chunk, "chunk"):
         return None
     dim = base.args[2] if len(base.args) > 2 else base.kwargs.get("dim", 0)
@@ -400,7 +400,7 @@ def _piece(base: fx.Node, numbers: Sequence[object]) -> Sliced | None:
     if len({sizes[n] for n in taken}) != 1:
         return None
     places = [sum(sizes[:n]) for n in taken]
-    return _counted(source, None, cast(int, dim), whole, places, length=sizes[taken[0]])
+    return _counted(source, None, cast(int, dim), tensor, places, length=sizes[taken[0]])
 
 
 def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | None:

@@ -130,14 +130,14 @@ def _device_of(values: Sequence[Value]) -> torch.device:
 def prune(steps: Sequence[Step], outputs: Iterable[int]) -> tuple[Step, ...]:
     """The steps that the output slots need, in order, each with the slots that die after it."""
     needed = set(outputs)
-    kept: list[Step] = []
+    live: list[Step] = []
     for step in reversed(steps):
         if not needed.isdisjoint(step.outs):
             dead = sorted({s for s in (*step.ins, *step.outs) if s > 1 and s not in needed})
             needed.update(step.ins)
-            kept.append(replace(step, dead=tuple(dead)))
-    kept.reverse()
-    return tuple(kept)
+            live.append(replace(step, dead=tuple(dead)))
+    live.reverse()
+    return tuple(live)
 
 
 def _with_ordered_strides(value: object) -> object:

@@ -81,10 +81,10 @@ def split(module: OnnxModule) -> Split:
         writes = sorted((own & wanted) - (hosts - set(program.outputs)))
         if not writes:
             continue
-        kept = prune(steps, writes)
-        reads = sorted(_reads(kept, makers, program, constants))
-        used = [(tensor, slot) for slot, tensor in constants.items() if any(slot in s.ins for s in kept)]
-        part = Program(program.template, tuple(reads), tuple(writes), kept)
+        needed = prune(steps, writes)
+        reads = sorted(_reads(needed, makers, program, constants))
+        used = [(tensor, slot) for slot, tensor in constants.items() if any(slot in s.ins for s in needed)]
+        part = Program(program.template, tuple(reads), tuple(writes), needed)
         nodes = tuple(label for step in groups[level] for label in step.data)
         segments.append(
             Segment(ProgramModule(part, used), tuple(reads), tuple(writes), level % 2 == 1, nodes)

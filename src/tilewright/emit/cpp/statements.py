@@ -250,8 +250,8 @@ class Body:
         for s in run.merges:
             self.special.begin(self, s)
         for v in made:
-            kept = self.uses.get(v.id, 0) > inside.get(v.id, 0)
-            if self.place(v, run.dims, kept).array:
+            outlives = self.uses.get(v.id, 0) > inside.get(v.id, 0)
+            if self.place(v, run.dims, outlives).array:
                 self.declare_array(v, run.dims)
         registers = prod(n for _, n in self.blocks.counts(run.dims))
         arrays = any(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from tilewright.ir.builder import Builder, broadcast, element
-from tilewright.ir.dtype import DType, Kind, bool_, f32, i64
+from tilewright.ir.dtype import DType, bool_, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, read
 from tilewright.ir.graph import Value
 from tilewright.ir.reduction import Reduction
@@ -174,13 +174,3 @@ def within(conditions: Sequence[Expr | None]) -> Expr | None:
         if c is not None:
             total = c if total is None else call("and", total, c)
     return total
-
-
-def as_float(index: Expr, dtype: DType = f32) -> Expr:
-    """An index expression as a number of floating type."""
-    return cast(index, dtype)
-
-
-def integral(dtype: DType) -> bool:
-    """Whether `dtype` is an integer or bool type."""
-    return dtype.kind is not Kind.FLOAT

@@ -179,8 +179,8 @@ def running_statistics(
     """The stored statistics moved towards those of the batch of n elements (variance unbiased) by `momentum`."""
 
     def moved(old: Expr, new: Expr) -> Expr:
-        kept = call("mul", cast(old, new.dtype), number(1 - momentum, new))
-        return narrow(call("add", call("mul", new, number(momentum, new)), kept), old.dtype)
+        weighted = call("mul", cast(old, new.dtype), number(1 - momentum, new))
+        return narrow(call("add", call("mul", new, number(momentum, new)), weighted), old.dtype)
 
     def unbiased(old: Expr, new: Expr) -> Expr:
         return moved(

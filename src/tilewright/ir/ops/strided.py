@@ -70,10 +70,10 @@ def with_elements(shape: Sizes, strides: Sizes) -> tuple[list[Expr], list[Expr]]
     anew = {a: symbol(f"size{k}", 1) for k, a in enumerate(atoms) if dims.at_least(a, 0)}
     for n in dict.fromkeys(n for n in shape if len(linear(n)) > 1):
         size = symbol(f"size{len(anew)}", 1)
-        whole = {n: size, dims.maximum(dims.ONE, n): size}
+        sizes = {n: size, dims.maximum(dims.ONE, n): size}
         parts = {atom for m in linear(n) for atom in m}
-        if not any(parts & set(walk(substitute(s, whole))) for s in strides):
-            anew |= whole
+        if not any(parts & set(walk(substitute(s, sizes))) for s in strides):
+            anew |= sizes
     first, second = ([substitute(e, anew) for e in part] for part in (shape, strides))
     return first, second
 

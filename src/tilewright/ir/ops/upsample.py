@@ -36,9 +36,9 @@ def ratio_of(source: Expr, size: Expr, scale: float | None, align_corners: bool 
     if scale is not None and scale > 0:
         exact = 1 / Fraction(scale).limit_denominator(1 << 16)
         return Ratio(dims.integer(exact.numerator), dims.integer(exact.denominator))
-    whole, shrink = dims.exact_div(size, source), dims.exact_div(source, size)
-    if whole is not None and whole is not dims.ZERO:
-        return Ratio(dims.ONE, whole)
+    growth, shrink = dims.exact_div(size, source), dims.exact_div(source, size)
+    if growth is not None and growth is not dims.ZERO:
+        return Ratio(dims.ONE, growth)
     return Ratio(source, size) if shrink is None else Ratio(shrink, dims.ONE)
 
 

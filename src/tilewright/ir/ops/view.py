@@ -404,9 +404,9 @@ def diagonal_scatter(b: Builder, x: Value, source: Value, offset: int, first: in
     index = [position(a) for a in axes]
     row = dims.sub(index[first], dims.integer(max(-offset, 0)))
     column = dims.sub(index[second], dims.integer(max(offset, 0)))
-    kept = [e for d, e in enumerate(index) if d not in (first, second)]
+    rest = [e for d, e in enumerate(index) if d not in (first, second)]
     here = call("and", call("eq", row, column), call("ge", row, dims.ZERO))
-    body = where(here, read(1, [*kept, row], source.dtype), read(0, index, x.dtype))
+    body = where(here, read(1, [*rest, row], source.dtype), read(0, index, x.dtype))
     (out,) = b.emit("diagonal_scatter", (x, source), TensorExpr(axes, (body,)))
     return out
 
@@ -440,9 +440,3 @@ def pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
         return [*front, channel, dims.add(dims.mul(y, r), row), dims.add(dims.mul(z, r), column)]
 
     return access(b, "pixel_unshuffle", x, shape, index)
-
-
-def broadcast_to(b: Builder, values: Sequence[Value]) -> list[Value]:
-    """All values expanded to their common shape."""
-    shape = broadcast(*[v.shape for v in values])
-    return [v if v.shape == shape else expand(b, v, shape) for v in values]

@@ -434,8 +434,8 @@ def _without_mod(form: Linear) -> Linear:
         for atom in m:
             if term is not None and atom.op == "mod":
                 r, b = atom.args
-                whole = sum_of(linear(r), product_of(linear(b), linear(floordiv(r, b))), -1)
-                term = short_product(term, whole)
+                difference = sum_of(linear(r), product_of(linear(b), linear(floordiv(r, b))), -1)
+                term = short_product(term, difference)
             elif term is not None:
                 term = product_of(term, {(atom,): 1})
         if term is not None:

@@ -54,14 +54,14 @@ def linear(e: Expr) -> Linear:
         e.linear_memo = form
         return form
     for x in uncomputed(e, lambda x: x.linear_memo is not None or x.op not in _RING):
-        whole = _of_parts(x.op, [linear(a) for a in x.args])
+        combined = _of_parts(x.op, [linear(a) for a in x.args])
         own = (
             x.value is OF_PROGRAM
-            and whole is not None
-            and not _has_data(whole)
-            and _largest(whole) > _MAX_INT64
+            and combined is not None
+            and not _has_data(combined)
+            and _largest(combined) > _MAX_INT64
         )
-        x.linear_memo = {(x,): 1} if whole is None or own else whole
+        x.linear_memo = {(x,): 1} if combined is None or own else combined
     return linear(e)
 
 
@@ -335,9 +335,9 @@ def split_by(form: Linear, m: Monomial, c: int) -> tuple[Linear, Linear]:
         if q is None:
             rest[n] = d
             continue
-        whole, left = divmod(d, c)
-        if whole:
-            quotient[q] = whole
+        times, left = divmod(d, c)
+        if times:
+            quotient[q] = times
         if left:
             rest[n] = left
     return quotient, rest

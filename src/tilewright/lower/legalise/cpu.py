@@ -24,7 +24,7 @@ from tilewright.ir.program import (
 from tilewright.ir.selection import IN_PLACE, Access, MicroKernel
 from tilewright.ir.sizes import dims as index
 from tilewright.target import Target
-from tilewright.tuning.thresholds import CPP_TEXT
+from tilewright.tuning.thresholds import CPP_TEXT, SUM_LEVELS
 
 from .blocks import Blocks, Dims, blocks_of, step_along
 from .products import is_block, read_in_place, select_micro_kernel, start_from
@@ -120,7 +120,7 @@ class _Selecting:
             few = registers <= CPP_TEXT.max_inline_tree_registers
             return replace(s, pairwise=across and few and op in merged)
         count = self.blocks.registers(self.blocks.dims(part.axes), axis)
-        long = count > CPP_TEXT.max_chain and op == "add" and s.vars[0].dtype.is_float
+        long = count > SUM_LEVELS.max_chain and op == "add" and s.vars[0].dtype.is_float
         return replace(s, block=_near_root(count) if long and part.id in computed else 0)
 
 

@@ -46,7 +46,7 @@ def _freeze(
     places = [v for v in body.inputs if isinstance(v, Value)][1 + loop.carried + loop.sliced :]
     known = {k: t for k, v in enumerate(op.inputs) if k >= first and (t := frozen.tensor(v)) is not None}
     held = {places[k - first]: t.contiguous() for k, t in known.items()}
-    kept = [k for k in range(len(op.inputs)) if k not in known]
+    unknown = [k for k in range(len(op.inputs)) if k not in known]
     loop = replace(
         loop,
         body=replace(
@@ -56,13 +56,13 @@ def _freeze(
         ),
     )
     steps, gate, carried, sliced, _, numbers = call.args
-    outer = [Operand(n) for n, k in enumerate(kept) if k >= first]
+    outer = [Operand(n) for n, k in enumerate(unknown) if k >= first]
     meaning = (
         LoopWithHeld(call.function, {k - first: t for k, t in known.items()}) if known else call.function
     )
-    lies = tuple(call.lies[k] for k in kept)
+    lies = tuple(call.lies[k] for k in unknown)
     call = replace(call, args=(steps, gate, carried, sliced, outer, numbers), lies=lies)
-    return tuple(op.inputs[k] for k in kept), call, loop, meaning
+    return tuple(op.inputs[k] for k in unknown), call, loop, meaning
 
 
 @dataclass(frozen=True, eq=False)

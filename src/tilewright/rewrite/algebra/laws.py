@@ -84,8 +84,8 @@ def _leaves_extreme(d: Draft, p: Part, step: Step) -> bool:
     f = d.bounds.of(p.part)
     if not (f.positive and f.finite):
         return d.allows(p.part, "the sign of the factor is unknown" if f.finite else ENDLESS)
-    kept = _keeps_precision(d, p, shrinks=f.largest <= 1 and not p.divides)
-    return d.allows(p.part, "" if kept else ROUNDED)
+    precise = _keeps_precision(d, p, shrinks=f.largest <= 1 and not p.divides)
+    return d.allows(p.part, "" if precise else ROUNDED)
 
 
 # --- out of reductions ------------------------------------------------------------

@@ -131,9 +131,9 @@ class Program:
 
 @lru_cache(1 << 12)
 def _count(extents: tuple[Expr, ...], sizes: tuple[tuple[str, int], ...]) -> int:
-    """The product of extents; a size that is not given counts as `SIZES.algebra_size`, or as near as it gets."""
+    """The product of extents; a size that is not given counts as `SIZES.assumed_size`, or as near as it gets."""
     symbols = [s.value for e in extents for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
-    guesses = {s.name: max(s.low, min(SIZES.algebra_size, s.high or SIZES.algebra_size)) for s in symbols}
+    guesses = {s.name: max(s.low, min(SIZES.assumed_size, s.high or SIZES.assumed_size)) for s in symbols}
     return dims.evaluate(dims.prod(extents), {**guesses, **dict(sizes)})
 
 
@@ -178,8 +178,8 @@ def canonical(ops: Sequence[Op], outputs: Iterable[Value]) -> tuple[Program, lis
         expr = renumber_reads(op.expr, lambda i, op=op: numbers[op.inputs[i]])
         steps[numbers[op.output]] = Step(replace(op.output, id=numbers[op.output]), expr, k)
     leaves = {n: replace(v, id=n) for v, n in numbers.items() if v not in made}
-    kept = tuple(sorted(numbers[v] for v in outputs))
-    return Program(steps, leaves, kept, len(numbers)), list(numbers)
+    required = tuple(sorted(numbers[v] for v in outputs))
+    return Program(steps, leaves, required, len(numbers)), list(numbers)
 
 
 def position(a: Axis) -> Expr:

@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.tuning.search_limits import ALGEBRA_SEARCH
-from tilewright.tuning.thresholds import ALGEBRA, SIZES
+from tilewright.tuning.thresholds import SIZES
 
 from .bounds import of_tensor
 from .factors import Draft
@@ -115,18 +115,20 @@ def rearrange(
     first_id = graph.fresh_id()
     changed: set[int] = set()
     for part in regions(graph, sizes or {}, settings.least_bytes):
-        whole = with_known(graph, part)
-        program, values = program_of(graph, whole, part, sizes or {})
+        closed = with_known(graph, part)
+        program, values = program_of(graph, closed, part, sizes or {})
         key = _key(program)
         if key not in found:
-            found[key] = _searched(program, whole, settings, name)
+            found[key] = _searched(program, closed, settings, name)
         solution = found[key]
         if not solution.change.applied:
             continue
         counts[key] += 1
-        elsewhere = {v for op in whole if op not in part for v in op.outputs}
+        elsewhere = {v for op in closed if op not in part for v in op.outputs}
         new = [
-            op for op in ops_of(solution.program, whole, values, first_id) if elsewhere.isdisjoint(op.outputs)
+            op
+            for op in ops_of(solution.program, closed, values, first_id)
+            if elsewhere.isdisjoint(op.outputs)
         ]
         first_id += len(solution.program.steps)
         new += _views(part, new)
@@ -183,9 +185,7 @@ def _large(graph: Graph, sizes: Mapping[str, int], least_bytes: int) -> dict[Val
             continue
         size, wide = _numel(op.output, sizes), max(_numel(v, sizes) for v in op.inputs)
         follows = any(v in found and 2 * size >= _numel(v, sizes) for v in op.inputs)
-        if follows or (
-            size >= ALGEBRA.min_growth_ratio * wide and size * op.output.dtype.bytes >= least_bytes
-        ):
+        if follows or (size >= SIZES.min_growth_ratio * wide and size * op.output.dtype.bytes >= least_bytes):
             found[op.output] = op
     return found
 
@@ -195,7 +195,7 @@ def _plain(op: Op) -> bool:
 
 
 def _numel(v: Value, sizes: Mapping[str, int]) -> int:
-    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, SIZES.algebra_size))
+    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, SIZES.assumed_size))
              for e in v.shape for s in dims.symbols_of(e) if isinstance(s.value, Symbol)}  # fmt: skip
     return dims.evaluate(v.numel, known)
 
@@ -246,25 +246,25 @@ def program_of(
     """Some ops as a program in which rules redefine those of `part`, and the values that its ids stand for. What only
     the library calls of its own ops read is not an output."""
     inside, free = set(ops), set(part)
-    kept, consumers = graph.kept(), graph.consumers()
+    required, consumers = graph.kept(), graph.consumers()
     read = [
         op.output
         for op in part
-        if op.output in kept or any(c not in inside for c in consumers.get(op.output, []))
+        if op.output in required or any(c not in inside for c in consumers.get(op.output, []))
     ]
-    program, values = canonical(ops, [v for v in read if not _for_a_call(graph, v, kept, consumers)])
+    program, values = canonical(ops, [v for v in read if not _for_a_call(graph, v, required, consumers)])
     tensors = {n: graph.constants.get(v) for n, v in enumerate(values)}
     held = {n: of_tensor(t) for n, t in tensors.items() if isinstance(t, Tensor)}
     fixed = frozenset(values.index(op.output) for op in ops if op not in free)
     return replace(program, constants=held, sizes=dict(sizes), fixed=fixed), values
 
 
-def _for_a_call(graph: Graph, v: Value, kept: set[Value], consumers: Mapping[Value, list[Op]]) -> bool:
+def _for_a_call(graph: Graph, v: Value, required: set[Value], consumers: Mapping[Value, list[Op]]) -> bool:
     """Whether only views read the value that nothing in the graph reads: they are there for a library call."""
-    if v in kept:
+    if v in required:
         return False
     return all(
-        c.expr is not None and c.expr.is_view() and _for_a_call(graph, c.output, kept, consumers)
+        c.expr is not None and c.expr.is_view() and _for_a_call(graph, c.output, required, consumers)
         for c in consumers.get(v, [])
     )
 

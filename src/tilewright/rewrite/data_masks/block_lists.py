@@ -108,10 +108,10 @@ def block_list(m: Mask, cut: Cut, make: MakeReduction, with_rows: bool) -> Block
     sees = made.sees() if with_rows else None
     seen = made.seen(sees)
     rank = made.rank(seen)
-    tiles, whole, some = made.tiles(rank), made.count("whole", seen), made.count("some", seen)
-    groups = [(seen,), (rank,), (tiles,), (whole, some)]
+    tiles, full, some = made.tiles(rank), made.count("whole", seen), made.count("some", seen)
+    groups = [(seen,), (rank,), (tiles,), (full, some)]
     kernels = tuple(groups) if sees is None else ((sees,), *groups)
-    return BlockList(kernels, tiles.output, whole.output, some.output, None if sees is None else sees.output)
+    return BlockList(kernels, tiles.output, full.output, some.output, None if sees is None else sees.output)
 
 
 def with_list(m: Mask, cut: Cut, made: BlockList) -> Op:
@@ -199,11 +199,11 @@ class _Lists:
 
     def is_fully_visible(self, seen: Expr, tile: Axis) -> Expr:
         """Whether a tile of which so much is seen is visible whole."""
-        whole = call("eq", seen, const(self.full, i32))
+        full = call("eq", seen, const(self.full, i32))
         if dims.divisible(self.length, self.cut.columns):
-            return whole
+            return full
         end = dims.mul(dims.add(axis(tile), dims.ONE), dims.integer(self.cut.columns))
-        return call("and", whole, call("le", end, self.length))
+        return call("and", full, call("le", end, self.length))
 
     def rank(self, seen: Op) -> Op:
         """Where each tile stands."""

@@ -196,7 +196,7 @@ def share(graph: Graph) -> Graph:
     """One op for equal ops on equal inputs (tensor expressions and pure library calls).
 
     An output of the graph is never shared with another: the caller may change one in place."""
-    kept = graph.kept()
+    required = graph.kept()
     bound = bound_symbols(graph)
     alike: dict[object, _Alike] = {}
     same: dict[Value, Value] = {}
@@ -207,7 +207,7 @@ def share(graph: Graph) -> Graph:
         op = tidy_operands(op)
         key = None if binds(op, bound) else _outline(op)
         first = op if key is None else alike.setdefault(key, _Alike()).first(op)
-        if first is op or not kept.isdisjoint(op.outputs):
+        if first is op or not required.isdisjoint(op.outputs):
             ops.append(op)
         else:
             same |= dict(zip(op.outputs, first.outputs, strict=True))

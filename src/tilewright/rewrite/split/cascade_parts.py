@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tilewright.analysis.online.cascade import rescale_state
+from tilewright.analysis.online.cascade import rescale_part
 from tilewright.analysis.online.find_cascades import Cascade, NotSplittable, operand_of
 from tilewright.analysis.online.law import Law, derive
 from tilewright.analysis.online.running import Upstream, empty, shown
@@ -174,7 +174,7 @@ class _CascadeParts:
         body = tuple(self.moved(state, b, a) for b in expr.body)
         parts = Parts(expr.axes, (self.p,), (self.q,), self.inside)
         beside, bring = self.statistic(follower)
-        each, whole = split_reduction(body, parts, law_of(expr.reduction), bring, factors=True)
+        each, merge = split_reduction(body, parts, law_of(expr.reduction), bring, factors=True)
         part = self.emit(op, op.name, self.inputs(state), each)
         self.states[op.output] = self.made[op.output] = part
         if op.output in self.shown:
@@ -184,19 +184,19 @@ class _CascadeParts:
             self.made[op.output] = self.emit(op, "shown", (part,), seen)
         inputs = (part, *beside)
         if follower is None or follower.finish is None:
-            self.ops.append(Op(op.name, inputs, op.outputs, expr=whole, origin=op.origin))
+            self.ops.append(Op(op.name, inputs, op.outputs, expr=merge, origin=op.origin))
             return
-        total = self.emit(op, op.name, inputs, whole)
+        total = self.emit(op, op.name, inputs, merge)
         self.ops.append(replace(follower.finish, inputs=(total, *follower.finish.inputs[1:])))
 
     def statistic(self, follower: _Follower | None) -> tuple[tuple[Value, ...], Bring]:
         """The statistic of a part and of all, and what brings states from one to the other."""
         if follower is None or follower.statistic is None:
             return (), tuple
-        law, whole = follower.law, follower.statistic
-        part, place = self.states[whole], law.statistics[0].leaf.args
+        law, statistic = follower.law, follower.statistic
+        part, place = self.states[statistic], law.statistics[0].leaf.args
         before, after = read(1, (axis(self.p), *place), part.dtype), read(2, place, part.dtype)
-        return (part, whole), lambda states: (rescale_state(law, states, (before,), (after,)),)
+        return (part, statistic), lambda states: (rescale_part(law, states, (before,), (after,)),)
 
 
 def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
@@ -204,8 +204,8 @@ def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
     where that is how all readers see them. Raises NotSplittable if one has more elements than any value that leaves."""
     producer, consumers = region.producer(), region.consumers()
     found: set[Value] = set()
-    kept = [v for v in region.kept() if v in cascade.along]
-    todo, done = list(kept), set(kept)
+    required = [v for v in region.kept() if v in cascade.along]
+    todo, done = list(required), set(required)
     while todo:
         v = todo.pop()
         op = producer[v]
@@ -219,7 +219,7 @@ def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
         fresh = [x for x in op.inputs if x in cascade.along and x not in done]
         todo += fresh
         done.update(fresh)
-    if any(not any(dims.at_least(dims.sub(v.numel, b.numel), 0) for v in kept) for b in found):
+    if any(not any(dims.at_least(dims.sub(v.numel, b.numel), 0) for v in required) for b in found):
         raise NotSplittable
     return frozenset(found)
 

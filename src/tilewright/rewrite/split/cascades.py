@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import drop_dead, substitute_values
 from tilewright.tuning.search_limits import CASCADE_PARTS
-from tilewright.tuning.thresholds import SPLIT_CASCADES
+from tilewright.tuning.thresholds import SIZES, SPLIT_CASCADES
 
 from .cascade_parts import split_cascade
 from .policy import fastest_split, part_counts
@@ -137,8 +137,8 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
     counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
     made = (split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts)
     ways = ((m[0], _kernels(*m)) for m in made if m is not None)
-    whole = Kernel(region.ops, _required_results(region))
-    return fastest_split(whole, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
+    unsplit = Kernel(region.ops, _required_results(region))
+    return fastest_split(unsplit, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
 
 
 def _required_results(region: Graph) -> tuple[Value, ...]:
@@ -196,7 +196,7 @@ def _read_where_made(graph: Graph, hints: SizeHints) -> Graph:
 def _made_here(op: Op, producer: Mapping[Value, Op], hints: SizeHints) -> Op:
     if op.expr is None or not op.expr.is_pointwise or len(op.outputs) > 1 or op.kernel >= 0:
         return op
-    enough = SPLIT_CASCADES.min_times_fewer_reads * hints.estimate(op.output.numel)
+    enough = SIZES.min_negligible_ratio * hints.estimate(op.output.numel)
     inputs: list[Value] = []
 
     def visit(owner: Op, x: Expr) -> Expr | None:

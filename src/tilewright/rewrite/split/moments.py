@@ -152,10 +152,10 @@ def _same_axes(first: Op, second: Op, total: Expr) -> dict[Axis, Expr] | None:
         return None
     table = {s: axis(r) for r, s in zip(a.reduce, b.reduce, strict=True)}
     long = [(x, i) for x, i in zip(a.axes, total.args, strict=True) if x.extent is not dims.ONE]
-    kept = [s for s in b.axes if s.extent is not dims.ONE]
-    if [i for _, i in long] != [axis(s) for s in kept]:
+    index_axes = [s for s in b.axes if s.extent is not dims.ONE]
+    if [i for _, i in long] != [axis(s) for s in index_axes]:
         return None
-    return table | {s: axis(x) for s, (x, _) in zip(kept, long, strict=True)}
+    return table | {s: axis(x) for s, (x, _) in zip(index_axes, long, strict=True)}
 
 
 def _divides(mean: Expr, first: Op) -> bool:
@@ -205,22 +205,22 @@ def _row_parts(pair: _Pair, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Split:
     x = substitute(x, {axis(c.whole): c.place for c in cuts})
     dtype, sum_of = first.output.dtype, keeping_state(first.expr.reduction)
     count = cast(dims.prod(c.count for c in cuts), dtype)
-    sums, kept = parts.reduce((x,), sum_of), 2
+    sums, states_left = parts.reduce((x,), sum_of), 2
     # a number with digits would keep the merge from being one loop
     if any(y.op in ("mod", "floordiv") for y in walk(count)):
-        sums, kept = replace(sums, body=(*sums.body, count), reduction=with_number(sum_of)), 3
+        sums, states_left = replace(sums, body=(*sums.body, count), reduction=with_number(sum_of)), 3
     (total,) = parts.read((dtype,), len(first.inputs))
     distance = call("sub", x, call("div", total, count))
     squares = parts.reduce((call("mul", distance, distance),), sum_of)
-    made, states = parts.values(fresh, (dtype,) * kept), parts.read((dtype,) * kept)
-    whole = parts.merge((*(states[2:] or (count,)), *states[:2]), moments_of_parts(dtype))
+    made, states = parts.values(fresh, (dtype,) * states_left), parts.read((dtype,) * states_left)
+    merged = parts.merge((*(states[2:] or (count,)), *states[:2]), moments_of_parts(dtype))
     result, view = _result(pair, fresh + 3)
     inputs, name = (*first.inputs, made[0]), f"{second.name}_part"
     partial = (
         replace(first, name=f"{first.name}_part", outputs=(made[0], *made[2:]), expr=sums),
         Op(name, inputs, (made[1],), expr=squares, origin=second.origin),
     )
-    merge = Op(second.name, made, (first.output, result), expr=whole, origin=second.origin)
+    merge = Op(second.name, made, (first.output, result), expr=merged, origin=second.origin)
     return _Split(partial, (merge, *view))
 
 

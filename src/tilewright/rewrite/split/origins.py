@@ -68,15 +68,15 @@ def count_from_origin(ops: Sequence[Op], first: Op, moved: Value, divides: Divid
     """`ops` with every mean of the sums of `first` counted from its origin: `moved` holds the sums of the distances
     from there."""
     fresh = 1 + max(v.id for op in ops for v in (*op.inputs, *op.outputs))
-    total, made, kept = first.output, list[Op](), dict[tuple[str, Expr], Value]()
+    total, made, reused = first.output, list[Op](), dict[tuple[str, Expr], Value]()
     for op in ops:
         found = means(op, total, divides)
         for x in found:
-            if (x.op, x.args[1]) not in kept:
-                value = replace(total, id=fresh + len(kept))
-                kept[x.op, x.args[1]] = value
+            if (x.op, x.args[1]) not in reused:
+                value = replace(total, id=fresh + len(reused))
+                reused[x.op, x.args[1]] = value
                 made.append(_mean(first, moved, value, x))
-        made.append(_over(op, {x: kept[x.op, x.args[1]] for x in found}) if found else op)
+        made.append(_over(op, {x: reused[x.op, x.args[1]] for x in found}) if found else op)
     return made
 
 
@@ -85,10 +85,10 @@ def _mean(first: Op, moved: Value, made: Value, like: Expr) -> Op:
     assert first.expr is not None
     axes, dtype = first.expr.axes, made.dtype
     index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
-    near, whole = (read(len(first.inputs) + k, index, dtype) for k in range(2))
+    near, distance = (read(len(first.inputs) + k, index, dtype) for k in range(2))
     by_origin = call("add", origin(first.expr), call(like.op, near, like.args[1]))
-    closer = call("le", call("abs", near), call("abs", whole))
-    body = where(closer, by_origin, call(like.op, whole, like.args[1]))
+    closer = call("le", call("abs", near), call("abs", distance))
+    body = where(closer, by_origin, call(like.op, distance, like.args[1]))
     inputs = (*first.inputs, moved, first.output)
     return Op("mean", inputs, (made,), expr=TensorExpr(axes, (body,)), origin=first.origin)
 

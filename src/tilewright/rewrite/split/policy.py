@@ -47,7 +47,7 @@ def seconds_of(kernels: Iterable[Kernel], layouts: Mapping[Value, Layout], price
 
 
 def fastest_split(
-    whole: Kernel,
+    unsplit: Kernel,
     ways: Iterable[tuple[W, Sequence[Kernel]]],
     layouts: Mapping[Value, Layout],
     price: Price,
@@ -55,7 +55,7 @@ def fastest_split(
 ) -> W | None:
     """The fastest of the ways, by the kernels of each; None if none is `times` as fast as one kernel, or if that has no
     legal form."""
-    seconds = seconds_of([whole], layouts, price)
+    seconds = seconds_of([unsplit], layouts, price)
     if seconds == math.inf:
         return None
     return fastest(((w, seconds_of(kernels, layouts, price)) for w, kernels in ways), seconds / times)

@@ -35,8 +35,8 @@ def split_reductions(
     def halves(op: Op, times: float = 1) -> tuple[Op, Op] | None:
         """The fastest halves, None if none are `times` as fast as the whole."""
         ways = [(h, _alone(*h)) for h in list_splits(op, fresh, target, policy, hints, inside)]
-        whole = Kernel((op,), op.outputs)
-        return fastest_split(whole, ways, graph.layouts, price, times) if ways else None
+        unsplit = Kernel((op,), op.outputs)
+        return fastest_split(unsplit, ways, graph.layouts, price, times) if ways else None
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
         first, *merge = halves(op) or (op,)
@@ -91,12 +91,12 @@ def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
 
 def _cuts(expr: TensorExpr, policy: SplitPolicy, hints: SizeHints) -> Iterator[Cut]:
     """The ways to cut the first long axis, or the longest one."""
-    limits, whole = policy.limits, hints.estimate(dims.prod(a.extent for a in expr.reduce))
+    limits, elements = policy.limits, hints.estimate(dims.prod(a.extent for a in expr.reduce))
     if hints.estimate(dims.prod(expr.shape)) > limits.max_results:
         return
     long = [a for a in expr.reduce if hints.estimate(a.extent) >= limits.min_axis_extent]
     r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
-    counts = part_counts(policy.counts, whole, limits.min_part_elements)
+    counts = part_counts(policy.counts, elements, limits.min_part_elements)
     counts = part_counts(counts, hints.estimate(r.extent), limits.min_part_extent)
     multiple = limits.part_multiple if dims.static(r.extent) is None else 1
     for count in counts if policy.tries_all else counts[-1:]:

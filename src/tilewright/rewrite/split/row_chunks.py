@@ -107,11 +107,11 @@ def chunk_moments(elements: Sequence[Expr], start: Expr, rows: Rows, halves: boo
         places = [place if i is None else call("mul", place, where(i, one, zero)) for i in inside]
         return [call("sub", x, p) for x, p in zip(xs, places, strict=True)]
 
-    whole = _total(xs)
-    mean = call("mul", whole, call("div", one, call("maximum", weight, one)))
+    total = _total(xs)
+    mean = call("mul", total, call("div", one, call("maximum", weight, one)))
     squares = _total([call("mul", d, d) for d in distances(mean)])
-    moved = call("sub", whole, call("mul", weight, start)) if halves else _total(distances(start))
-    found = (weight, moved, squares, whole)
+    moved = call("sub", total, call("mul", weight, start)) if halves else _total(distances(start))
+    found = (weight, moved, squares, total)
     return found if rows.some is None else tuple(where(rows.some, e, zero) for e in found)
 
 

@@ -14,7 +14,7 @@ from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.region import renumber_reads
 from tilewright.tuning.search_limits import MASK_SEARCH
-from tilewright.tuning.thresholds import MASKS
+from tilewright.tuning.thresholds import SIZES
 
 
 class Inside:
@@ -85,7 +85,7 @@ class Inside:
         smaller."""
         found = self._accesses(op)
         most = max((size for size, _ in found), default=0)
-        return [offset for size, offset in found if size * MASKS.min_times_smaller >= most]
+        return [offset for size, offset in found if size * SIZES.min_negligible_ratio >= most]
 
     def _accesses(self, op: Op) -> list[tuple[int, Expr]]:
         """The elements of each value that is read, and the place of the one that is read."""
@@ -119,13 +119,13 @@ def joined_axes(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> tuple[dict[E
 
 def as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:
     """One axis for several, whose indices, as digits of its own, go into `table`."""
-    whole = Axis(name, dims.prod(a.extent for a in group))
-    rest: Expr = axis(whole)
+    joined = Axis(name, dims.prod(a.extent for a in group))
+    rest: Expr = axis(joined)
     for a in reversed(group[1:]):
         table[axis(a)] = dims.mod(rest, a.extent)
         rest = dims.floordiv(rest, a.extent)
     table[axis(group[0])] = rest
-    return whole
+    return joined
 
 
 def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:

@@ -27,9 +27,10 @@ from tilewright.tuning.input_limits import GRAPHS
 
 from .dynamic_dims import Dim, Naming, by_name
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
+from .reports import Reports, ReportsOfParts
 
 
-class Sessions(Protocol):
+class Sessions(Reports, Protocol):
     """What the entry point hands down: a backend for Dynamo, and what it has compiled."""
 
     recorder: Recorder | None
@@ -47,28 +48,8 @@ class Sessions(Protocol):
         """Of everything compiled."""
         ...
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """One entry per generated kernel."""
-        ...
 
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """One entry per call that is not a generated kernel."""
-        ...
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        ...
-
-    @property
-    def trace(self) -> object:
-        """Of the graph compiled last."""
-        ...
-
-
-class TracedWay:
+class TracedWay(ReportsOfParts):
     """`target` through Dynamo with `fullgraph`."""
 
     def __init__(
@@ -89,25 +70,9 @@ class TracedWay:
         """Of everything compiled so far."""
         return self.session.coverage
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """One entry per generated kernel."""
-        return self.session.kernels
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """One entry per call that is not a generated kernel."""
-        return self.session.calls
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        return self.session.cuda_graphs
-
-    @property
-    def trace(self) -> object:
-        """Of the graph compiled last."""
-        return self.session.trace
+    def reporting(self) -> tuple[Reports]:
+        """The session, which compiled it all."""
+        return (self.session,)
 
     def unchanged(self) -> bool:
         """Whether parameters, plain attributes, closure and globals are the same objects as before."""

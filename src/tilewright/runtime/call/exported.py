@@ -17,6 +17,7 @@ from tilewright.runtime.plan.executable import Result
 
 from .fast_path import Direct, Pick, Returned, Short
 from .fast_path import Runs as RunsFlat
+from .reports import Reports, ReportsOfParts
 
 
 class Runs(RunsFlat, Protocol):
@@ -27,7 +28,7 @@ class Runs(RunsFlat, Protocol):
         ...
 
 
-class Built(Protocol):
+class Built(Reports, Protocol):
     """A compiled graph."""
 
     @property
@@ -40,32 +41,12 @@ class Built(Protocol):
         """How much is generated."""
         ...
 
-    @property
-    def trace(self) -> object:
-        """Every phase."""
-        ...
-
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """One entry per generated kernel."""
-        ...
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """One entry per call that is not a generated kernel."""
-        ...
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        ...
-
 
 BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], Built]
 """Compiles a functional graph whose placeholders named in the mapping are constants."""
 
 
-class ProgramWay:
+class ProgramWay(ReportsOfParts):
     """One exported program. `freeze` False keeps its weights as tensors that may still be changed in place."""
 
     def __init__(self, program: Exported, build: BuildGraph, *, freeze: bool = True) -> None:
@@ -87,25 +68,9 @@ class ProgramWay:
         """Of everything compiled so far."""
         return self.built.coverage
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """One entry per generated kernel."""
-        return self.built.kernels
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """One entry per call that is not a generated kernel."""
-        return self.built.calls
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        return self.built.cuda_graphs
-
-    @property
-    def trace(self) -> object:
-        """Of the graph compiled last."""
-        return self.built.trace
+    def reporting(self) -> tuple[Reports]:
+        """What was built."""
+        return (self.built,)
 
     def unchanged(self) -> bool:
         """An exported program reads nothing but its arguments and its own weights."""

@@ -18,6 +18,7 @@ from tilewright.tuning.input_limits import GRAPHS
 
 from .exported import ProgramWay
 from .fallback import Region
+from .reports import Reports, ReportsOfParts
 
 Compile = Callable[[Exported], ProgramWay]
 
@@ -46,7 +47,7 @@ class Split(Protocol):
         ...
 
 
-class Pieces:
+class Pieces(ReportsOfParts):
     """The segments of `cut` in order, those without control flow through `build`."""
 
     def __init__(self, cut: Split, build: Compile) -> None:
@@ -58,25 +59,9 @@ class Pieces:
         """Of what was compiled so far, and of the regions that run eagerly."""
         return total([p.coverage for p in self._parts]) or Coverage(0, 0, 0)
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """Of all pieces compiled so far."""
-        return tuple(k for p in self._parts for k in p.kernels)
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """What runs besides kernels in the pieces compiled so far."""
-        return tuple(k for p in self._parts for k in p.calls)
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        return tuple(line for p in self._parts for line in p.cuda_graphs)
-
-    @property
-    def trace(self) -> object:
-        """Of the piece compiled last."""
-        return next((p.trace for p in reversed(self._parts) if p.trace is not None), None)
+    def reporting(self) -> Sequence[Reports]:
+        """The regions."""
+        return self._parts
 
     def admits(self, leaves: Sequence[object]) -> bool:
         """Any inputs: each piece finds out what fits."""
@@ -95,7 +80,7 @@ def _caller(part: Region | Piece) -> Callable[..., object]:
     return lambda *given: part.run(given, None)
 
 
-class Piece:
+class Piece(ReportsOfParts):
     """One part without control flow: a graph for all sizes for which what the trace relied on holds, else one more."""
 
     def __init__(self, segment: Segment, build: Compile) -> None:
@@ -111,25 +96,9 @@ class Piece:
         found = total([w.coverage for _, w in self._ways]) or Coverage(0, 0, 0)
         return found if self._eager is None else found + self._eager.coverage
 
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """Of the graphs compiled so far."""
-        return tuple(k for _, w in self._ways for k in w.kernels)
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """What runs besides kernels."""
-        return tuple(k for _, w in self._ways for k in w.calls)
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        return tuple(line for _, w in self._ways for line in w.cuda_graphs)
-
-    @property
-    def trace(self) -> object:
-        """Of the graph compiled last."""
-        return self._ways[-1][1].trace if self._ways else None
+    def reporting(self) -> Sequence[Reports]:
+        """The graphs."""
+        return [way for _, way in self._ways]
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
         """The values that the piece writes."""

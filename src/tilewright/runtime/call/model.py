@@ -16,6 +16,7 @@ from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
 
 from .fast_path import LONG_WAY, Short, key_of
+from .reports import Reports
 
 Out = Tensor | np.ndarray
 """What receives one output."""
@@ -42,7 +43,7 @@ def receivers(out: object) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-class Way(Protocol):
+class Way(Reports, Protocol):
     """How one kind of target is compiled and called."""
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -71,26 +72,6 @@ class Way(Protocol):
     @property
     def coverage(self) -> Coverage | None:
         """Of everything compiled so far."""
-        ...
-
-    @property
-    def kernels(self) -> tuple[object, ...]:
-        """One entry per generated kernel."""
-        ...
-
-    @property
-    def calls(self) -> tuple[object, ...]:
-        """One entry per call that is not a generated kernel."""
-        ...
-
-    @property
-    def cuda_graphs(self) -> tuple[str, ...]:
-        """One line for each graph on a GPU under `cuda_graphs`."""
-        ...
-
-    @property
-    def trace(self) -> object:
-        """Every phase's name, time and result, of the graph compiled last."""
         ...
 
 

@@ -168,13 +168,13 @@ def loop_stage(loop: Header, steps: int, wires: Sequence[Wire]) -> tuple[Stage, 
     return stage, table
 
 
-def beside_stage(stages: Sequence[Stage], whole: Stage | None = None) -> tuple[Stage, object]:
+def beside_stage(stages: Sequence[Stage], undivided: Stage | None = None) -> tuple[Stage, object]:
     """Stages of which none reads what another makes, each for a thread of its own if there are so few threads; else one
-    after the other, or the `whole`, which does the same. And what must be kept with it."""
+    after the other, or `undivided`, which does the same. And what must be kept with it."""
     table = (Stage * len(stages))(*stages)
-    other = (Stage * 1)(*([] if whole is None else [whole]))
+    other = (Stage * 1)(*([] if undivided is None else [undivided]))
     stage = Stage(
         kind=_BESIDE, task=ctypes.addressof(table), added=-1, rows=len(stages),
-        held_task=None if whole is None else ctypes.addressof(other),
+        held_task=None if undivided is None else ctypes.addressof(other),
     )  # fmt: skip
     return stage, (table, other)

@@ -108,13 +108,13 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
 def _answer(job: str, first: Future[str]) -> str:
     """A worker's answer to a job; where LLVM died over it, or a pass of Triton's failed, another one's, to the job
     without what may be left out."""
-    whole = Job.from_json(job)
+    full = Job.from_json(job)
     try:
         answer = first.result()
     except BuilderDied:
-        return _calmed(replace(whole, packing=False), "LLVM died over")
+        return _calmed(replace(full, packing=False), "LLVM died over")
     if triton_compat.is_failed_pass(_refusal(answer)):
-        return _calmed(replace(whole, local_sums=False), "Triton failed over")
+        return _calmed(replace(full, local_sums=False), "Triton failed over")
     return answer
 
 

@@ -71,12 +71,12 @@ class CudaBound(Bound):
         if self.capturing():
             return []
         stream = current_stream(self.ordinal)
-        kept = self.by_stream.get(stream)
-        if kept is None:
+        arenas = self.by_stream.get(stream)
+        if arenas is None:
             if len(self.by_stream) >= KEPT_MEMORY.max_streams:
                 self.by_stream.clear()
-            kept = self.by_stream.setdefault(stream, [])
-        return kept
+            arenas = self.by_stream.setdefault(stream, [])
+        return arenas
 
     def shared(self) -> None:
         """Each call asks for the pool of its stream."""

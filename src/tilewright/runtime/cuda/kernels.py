@@ -227,9 +227,9 @@ class CudaUnit:
         named = dict(zip(self.symbols, sizes, strict=False))
         rows = [(r, params) for k, params in launches if (r := self.ready(k, named)) is not None]
         records = (_Record * max(1, len(rows)))()
-        kept: list[object] = [records, bases]
+        alive: list[object] = [records, bases]
         for record, (ready, params) in zip(records, rows, strict=False):
-            kept.append(self._fill(record, ready, params, sizes))
+            alive.append(self._fill(record, ready, params, sizes))
         run = _Run(
             self.device.address,
             ctypes.addressof(records),
@@ -239,13 +239,13 @@ class CudaUnit:
             0,
             None,
         )
-        kept.append(_Bundle(run, self.device))
+        alive.append(_Bundle(run, self.device))
         launch, address, ordinal, driver = (
             self.device.driver.launch, ctypes.addressof(run), self.device.ordinal, self.device.driver,
         )  # fmt: skip
         stream, complete = current_stream, partial(self._complete, records, [ready for ready, _ in rows])
 
-        def act(kept: list[object] = kept) -> int:
+        def act(alive: list[object] = alive) -> int:
             code = launch(address, stream(ordinal))
             if code < 0:
                 if code == UNBUILT:
@@ -287,7 +287,7 @@ class CudaUnit:
         offsets = array("q", [offset for _, offset, _ in order])
         places = array("Q", [start + 8 * k for *_, k in order])
         arguments = array("Q", [start + 8 * k for k in range(len(values))])
-        made, between, kept = maps(ready.shown, pointers)
+        made, between, alive = maps(ready.shown, pointers)
         special = array("Q", [*arguments[:plain], *between, *arguments[plain:]])
         record.generic, record.aligned, record.blocks = ready.generic, ready.aligned, ready.blocks
         record.pointers = len(order)
@@ -295,7 +295,7 @@ class CudaUnit:
         record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
         record.special, record.maps = special.buffer_info()[0], ctypes.addressof(made)
         record.mapped = len(ready.shown)
-        return values, slots, offsets, places, arguments, special, kept
+        return values, slots, offsets, places, arguments, special, alive
 
 
 def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:

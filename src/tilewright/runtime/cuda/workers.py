@@ -93,11 +93,11 @@ class _Worker:
 def _environment(folder: Path) -> dict[str, str]:
     """What a worker sees: the import path of this process, temporary files in `folder`, no setting of Triton's that the
     cache key does not know."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     here = str(Path(__file__).parents[3])
     path = os.pathsep.join([here, *(p for p in sys.path if p and p != here)])
     return {
-        **kept, "PYTHONPATH": path, "TMPDIR": str(folder), "TRITON_DISABLE_LINE_INFO": "1",
+        **environment, "PYTHONPATH": path, "TMPDIR": str(folder), "TRITON_DISABLE_LINE_INFO": "1",
         "TRITON_ALWAYS_COMPILE": "1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
 

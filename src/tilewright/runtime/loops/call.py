@@ -113,12 +113,12 @@ class LoopRunner:
             if self._free[0] is not bound:
                 self._free = (bound, key, [])
         try:
-            whole = NativeLoop(self.loop, self.places, bound, self.native)
+            undivided = NativeLoop(self.loop, self.places, bound, self.native)
         except LookupError:
             self.places = None
             return None
-        parts = self.row_parts(whole, state, sliced, rest)
-        return whole if parts is None else RowLoop(parts, self.native)
+        parts = self.row_parts(undivided, state, sliced, rest)
+        return undivided if parts is None else RowLoop(parts, self.native)
 
     @property
     def draws(self) -> bool:
@@ -158,15 +158,19 @@ class LoopRunner:
         return NativeLoop(self.loop, self.places, bound, self.native)
 
     def row_parts(
-        self, whole: NativeLoop, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+        self,
+        undivided: NativeLoop,
+        state: Sequence[Tensor],
+        sliced: Sequence[Tensor],
+        rest: Sequence[Argument],
     ) -> RowParts | None:
-        """The `whole` with the same on parts of the rows beside it; None where there is no such thing."""
+        """The `undivided` loop with the same on parts of the rows beside it; None where there is no such thing."""
         if self.rows is None:
             return None
         count, each, runner = self.rows
         heads = [x[:each] for x in state], [x[:, :each] for x in sliced]
         try:
-            return RowParts(whole, [runner.made_for(*heads, rest) for _ in range(count)])
+            return RowParts(undivided, [runner.made_for(*heads, rest) for _ in range(count)])
         except LookupError:
             self.rows = None
             return None

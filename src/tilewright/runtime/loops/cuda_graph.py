@@ -329,7 +329,7 @@ class _Stacks:
         if not self.pieces:
             self.pieces.append([x.new_empty((self.steps, *x.shape[1:])) for x in stacks])
         first = self.steps - done - made if self.backwards else done
-        copy_all([whole[first : first + made] for whole in self.pieces[0]], stacks)
+        copy_all([stack[first : first + made] for stack in self.pieces[0]], stacks)
 
     def joined(self) -> list[Tensor]:
         """All of it."""

@@ -145,8 +145,8 @@ class NativeLoop:
         if b not in self.dense:
             if not is_dense(self.layouts, b):
                 raise LookupError
-            kept = self.layouts.shapes[b]
-            self.dense[b] = tuple(max(1, math.prod(kept[d + 1 :])) for d in range(len(kept)))
+            sizes = self.layouts.shapes[b]
+            self.dense[b] = tuple(max(1, math.prod(sizes[d + 1 :])) for d in range(len(sizes)))
         shape, strides = self.layouts.shapes[b], self.dense[b]
         dtype = torch_dtype(self.plan.buffers[b].spec.dtype)
         if count is None:
@@ -255,9 +255,9 @@ class NativeLoop:
         wires += [(at + 8 * b, place) for b, place in zip(self.places.outer, outer, strict=True)]
         return [Wire(to=to, slot=slot, offset=offset) for to, (slot, offset) in wires]
 
-    def within(self, whole: NativeLoop) -> None:
-        """Read and make some of the rows of what `whole` does."""
-        strides = [whole.bytes_of(b) for b in (*whole.places.sliced, *whole.stacks)]
+    def within(self, undivided: NativeLoop) -> None:
+        """Read and make some of the rows of what `undivided` does."""
+        strides = [undivided.bytes_of(b) for b in (*undivided.places.sliced, *undivided.stacks)]
         places = (*self.places.sliced, *self.stacks)
         step_of = dict(zip(places, strides, strict=True))
         for row in self.part_rows:

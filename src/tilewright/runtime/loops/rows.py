@@ -17,11 +17,11 @@ from .native import NativeLoop, Place
 class RowParts:
     """A loop, and the same on equal parts of its rows, for one caller at a time."""
 
-    def __init__(self, whole: NativeLoop, parts: Sequence[NativeLoop]) -> None:
-        self.whole, self.parts = whole, tuple(parts)
+    def __init__(self, undivided: NativeLoop, parts: Sequence[NativeLoop]) -> None:
+        self.undivided, self.parts = undivided, tuple(parts)
         for part in self.parts:
-            part.within(whole)
-        self.tables = whole.tables
+            part.within(undivided)
+        self.tables = undivided.tables
         for part in self.parts:
             self.tables.beside(part.tables)
         self.kept: list[object] = []
@@ -32,7 +32,9 @@ class RowParts:
     ) -> Stage:  # fmt: skip
         """So many steps on operands and results that lie there: the parts side by side, or the whole. Raises
         LookupError where two results are one value."""
-        whole, table = loop_stage(self.whole.header, steps, self.whole.wires(state, sliced, outer, made))
+        undivided, table = loop_stage(
+            self.undivided.header, steps, self.undivided.wires(state, sliced, outer, made)
+        )
         self.kept.append(table)
         stages: list[Stage] = []
         for number, part in enumerate(self.parts):
@@ -48,9 +50,9 @@ class RowParts:
             stage, table = loop_stage(part.header, steps, part.wires(places[0], places[1], outer, places[2]))
             stages.append(stage)
             self.kept.append(table)
-        both, table = beside_stage(stages, whole)
+        both, table = beside_stage(stages, undivided)
         self.kept.append(table)
-        for loop in (self.whole, *self.parts):
+        for loop in (self.undivided, *self.parts):
             loop.header.last = steps - 1 if loop.loop.backwards else -1
             loop.header.hold = 0
         return both
@@ -60,11 +62,11 @@ class RowLoop:
     """A loop of which each thread does a part of the rows, called by itself."""
 
     def __init__(self, loop: RowParts, run: Callable[..., int]) -> None:
-        self.loop, self.run, self.whole = loop, run, loop.whole
-        self.bound, self.goes = loop.whole.bound, loop.whole.goes
-        whole = self.whole
-        counts = (len(whole.places.carried), len(whole.places.sliced), len(whole.places.outer))
-        self.bases = array("Q", [0]) * (sum(counts) + len(whole.made) + len(whole.stacks))
+        self.loop, self.run, self.undivided = loop, run, loop.undivided
+        self.bound, self.goes = loop.undivided.bound, loop.undivided.goes
+        undivided = self.undivided
+        counts = (len(undivided.places.carried), len(undivided.places.sliced), len(undivided.places.outer))
+        self.bases = array("Q", [0]) * (sum(counts) + len(undivided.made) + len(undivided.stacks))
         places: list[Place] = [(k, 0) for k in range(len(self.bases))]
         ends = [sum(counts[:k]) for k in range(4)]
         self.groups = [places[a:b] for a, b in zip(ends, (*ends[1:], len(places)), strict=True)]
@@ -74,10 +76,10 @@ class RowLoop:
         self, steps: int | None, most: int, state: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], int]:  # fmt: skip
         """As `NativeLoop`."""
-        whole = self.whole
+        undivided = self.undivided
         assert steps is not None
-        stacks = {b: whole.empty(b, steps) for b in whole.stacks}
-        ends = [whole.empty(b) for b in whole.made]
+        stacks = {b: undivided.empty(b, steps) for b in undivided.stacks}
+        ends = [undivided.empty(b) for b in undivided.made]
         if steps != self.steps:
             self.loop.kept.clear()
             self.table = (Stage * 1)(self.loop.stage(steps, *self.groups))
@@ -86,11 +88,11 @@ class RowLoop:
             )
             self.address = ctypes.addressof(self.header)
             self.steps = steps
-        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in whole.stacks))
+        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in undivided.stacks))
         for k, t in enumerate(given):
             self.bases[k] = t.data_ptr()
         self.header.done, self.header.threads = 0, self.loop.tables.spread()
-        self.header.hold = steps * whole.step_ns > whole.plan.alone_ns
+        self.header.hold = steps * undivided.step_ns > undivided.plan.alone_ns
         if code := self.run(self.address, 1):
             raise_error(code)
-        return ends, [stacks[b] for b in whole.kept], steps
+        return ends, [stacks[b] for b in undivided.kept], steps

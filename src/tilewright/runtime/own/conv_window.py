@@ -30,8 +30,8 @@ class Window:
     @property
     def run(self) -> int:
         """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
-        whole = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
-        return self.kernel[1] if whole else 1
+        pointwise = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
+        return self.kernel[1] if pointwise else 1
 
     def sizes(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the result."""

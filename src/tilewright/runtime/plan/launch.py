@@ -95,12 +95,12 @@ class Table:
         self.brief = True
         """Whether no launch takes longer than it takes to let other Python threads run."""
         for place, (kernel, params) in enumerate(launches):
-            whole = place < len(alone) and alone[place]
+            undivided = place < len(alone) and alone[place]
             count = unit.count(kernel, sizes)
             if count > 0:
                 grain = 1 if held else max(1, unit.grain(kernel, sizes))
                 self.brief &= count <= grain
-                rows.append((unit.task(kernel), count, max(grain, count) if whole else grain, params))
+                rows.append((unit.task(kernel), count, max(grain, count) if undivided else grain, params))
         slots = array("q", [slot for *_, params in rows for slot, _ in params])
         offsets = array("q", [offset for *_, params in rows for _, offset in params])
         records = (Record * max(1, len(rows)))()

@@ -271,11 +271,6 @@ CALLED = "in the call "
 """What a note begins with that names the call which raised."""
 
 
-def void(result: object) -> None:
-    """Drop a result."""
-    del result
-
-
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
     """The fastest callable that does the same."""
     if isinstance(function, torch._ops.OpOverload):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.ir.dtype import DTYPES, DType
+from tilewright.ir.dtype import DType
 
 TORCH: dict[str, torch.dtype] = {
     "bool": torch.bool,
@@ -33,8 +33,6 @@ def torch_dtype(d: DType) -> torch.dtype:
     assert isinstance(found, torch.dtype)
     return found
 
-
-OURS: dict[torch.dtype, DType] = {t: DTYPES[n] for n, t in TORCH.items()}
 
 _short = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 

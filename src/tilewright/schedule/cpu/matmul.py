@@ -54,8 +54,8 @@ def matmul_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule | 
     plans.append(ClassPlan(lane, Role.GRID, tiles[lane], tiles[lane], descending))
     for a in inner:
         extent = dims.static(a.extent)
-        whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
-        plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
+        untiled = extent is not None and tiles[a] > 1 and tiles[a] >= extent
+        plans.append(ClassPlan(a, Role.RESIDENT if untiled else Role.STREAMED, tiles[a]))
     fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target, hints)
     return Schedule(
         Tiling(tuple(plans), lane),

@@ -15,6 +15,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.lane_softmax import one_each
 from tilewright.form.steps import take
+from tilewright.ir.dtype import f16
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
@@ -22,7 +23,14 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
 from tilewright.schedule.table import HELD, Entry, Tuning
 from tilewright.target import Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS, GPU_COLUMNS, GPU_ROWS, SKINNY_MATMUL
+from tilewright.tuning.thresholds import (
+    CONTRACTION,
+    GPU_BLOCKS,
+    GPU_COLUMNS,
+    GPU_ROWS,
+    SKINNY_MATMUL,
+    SUM_LEVELS,
+)
 
 from .block_shape import Shape, is_narrow, shape_of
 from .matmul import Blocks, TileLimits, product_blocks
@@ -33,7 +41,7 @@ NOTHING = Tuning()
 
 ANYWHERE = frozenset({"flat", "square", "columns", "row_totals", "stream_totals"})
 """Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
-rows along memory (`rows`) do only if elements have more than `GPU_ROWS.max_half_bytes`: addresses of halves take
+rows along memory (`rows`) do only if elements are longer than halves, whose addresses take
 most registers, in whatever block."""
 
 
@@ -55,7 +63,7 @@ def block_schedule(
     per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
     inner = _inner_tiles(form, shape, per_warp * GPU_BLOCKS.usual_warps, most, hints)
     kind, size, length = _kind(form, shape, inner, most, hints)
-    differs = kind in ANYWHERE or (kind == "rows" and size > GPU_ROWS.max_half_bytes)
+    differs = kind in ANYWHERE or (kind == "rows" and size > f16.bytes)
     misaligned = (odd and differs) or _is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
     entry = found or Entry("", 0, 0, per_warp * GPU_BLOCKS.usual_warps, 0, 0, GPU_BLOCKS.usual_stages)
@@ -79,7 +87,9 @@ def block_schedule(
         wide = _beside(shape, target, hints) if len(inner) == 1 else GPU_BLOCKS.enough_contiguous_elements
         inner, entry = _column_blocks(form, inner, most, found, wide)
     tiles = inner | _grid_tiles(form, shape, inner, entry, target, hints)
-    warps = entry.warps or max(1, min(GPU_BLOCKS.max_warps, _product(tiles.values()) // per_warp))
+    warps = entry.warps or max(
+        1, min(target.block_threads // target.lanes, _product(tiles.values()) // per_warp)
+    )
     open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
     enough = GPU_BLOCKS.min_elements_per_thread * warps * target.lanes
     if kind in HELD and len(open_) > 1 and _product(tiles.values()) < enough:
@@ -149,11 +159,7 @@ def schedule_of_blocks(
         online=streamed,
         lane_states=not multiplied and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         lane_states_of=blocks.spread,
-        max_chain=GPU_BLOCKS.max_chain
-        if not multiplied
-        else 0
-        if halves
-        else GPU_BLOCKS.max_chain_beside_products,
+        max_chain=GPU_BLOCKS.max_chain if not multiplied else 0 if halves else SUM_LEVELS.max_chain,
         blockwise=streamed and multiplied and not halves,
     )
     math = Math(
@@ -352,7 +358,7 @@ def _chunk_blocks(
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
     wide = _side_by_side(shape, target, hints)
     near = max(shape.inner, key=lambda a: hints.estimate(a.extent))
-    lanes = max(1, GPU_COLUMNS.chunk_warps * target.lanes * cells // wide)
+    lanes = max(1, GPU_BLOCKS.usual_warps * target.lanes * cells // wide)
     lanes = min(lanes, next_power_of_two(most.get(near, lanes)))
     warps = max(1, wide * lanes // (cells * target.lanes))
     inner = {a: lanes if a == near else 1 for a in shape.inner}
@@ -465,5 +471,7 @@ def _grid_plan(a: Axis, tiles: dict[Axis, int], descending: bool = False) -> Cla
 
 
 def _inner_plan(a: Axis, shape: Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
-    whole = a in most and tiles[a] >= most[a]
-    return ClassPlan(a, Role.RESIDENT if whole else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a])
+    untiled = a in most and tiles[a] >= most[a]
+    return ClassPlan(
+        a, Role.RESIDENT if untiled else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a]
+    )

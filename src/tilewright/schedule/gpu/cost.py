@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, walk
+from tilewright.ir.expr import SCALARS, SPECIAL_COST, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.cpu.vectors import points
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.thresholds import GPU_COST
 
 from .matmul import product_seconds
 
@@ -76,8 +75,8 @@ def _work(form: Form, hints: SizeHints) -> tuple[float, float]:
             if x in seen or x.op not in SCALARS or x.dtype is i64:
                 continue
             seen.add(x)
-            if SCALARS[x.op].cost >= GPU_COST.min_special_cost:
-                special += count * SCALARS[x.op].cost / GPU_COST.min_special_cost
+            if SCALARS[x.op].cost >= SPECIAL_COST:
+                special += count * SCALARS[x.op].cost / SPECIAL_COST
             else:
                 plain += count * SCALARS[x.op].cost
     return special, plain

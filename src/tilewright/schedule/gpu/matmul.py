@@ -16,7 +16,7 @@ from tilewright.analysis.contraction import Contraction, contraction, factors, p
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32, i64
-from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, walk
+from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.selection import Precision
@@ -26,7 +26,7 @@ from tilewright.schedule.cpu.vectors import points
 from tilewright.schedule.table import Tuning
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
-from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_shape import Shape
 
@@ -126,15 +126,15 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
         for a in open_
     ]
     for tiles in choices(*ladders):
-        whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = _contractions(known.form, known.sums, tuple(whole.items()))
+        complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
+        made = _contractions(known.form, known.sums, tuple(complete.items()))
         if made is None:
             continue
-        spread = _spread(known, whole)
+        spread = _spread(known, complete)
         halves = all(c.operand.is_half for c in made)
         split = [c.m for c in made if _is_split(known, c)]
         if any(
-            whole[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
+            complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
             for a in split
         ):
             continue
@@ -142,13 +142,13 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
             (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
         )
         wide = min(
-            (whole[a] for a in split if whole[a] >= GPU_MATMUL.warp_group_rows),
+            (complete[a] for a in split if complete[a] >= GPU_MATMUL.warp_group_rows),
             default=MATMUL_BLOCKS.warps[-1] * CONTRACTION.min_block_side,
         )
         for warps, ahead in choices(
             [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
         ):
-            yield Blocks(whole, warps, ahead, spread, halves)
+            yield Blocks(complete, warps, ahead, spread, halves)
 
 
 def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
@@ -366,8 +366,8 @@ def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[flo
                 continue
             seen.add(x)
             cost = SCALARS[x.op].cost * hints.estimate(dims.prod(a.extent for a in item.axes if a in used))
-            if SCALARS[x.op].cost >= GPU_COST.min_special_cost:
-                special += cost / GPU_COST.min_special_cost
+            if SCALARS[x.op].cost >= SPECIAL_COST:
+                special += cost / SPECIAL_COST
             else:
                 plain += cost
     return special / target.special, plain / target.flops

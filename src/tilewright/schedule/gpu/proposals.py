@@ -70,13 +70,13 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     ]  # fmt: skip
     price = partial(matmul_seconds, product, target=target, hints=hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
-    kept: list[Tiles] = []
+    tried: list[Tiles] = []
     for tiles in sorted(legal, key=price):
         tile = tiles.rows, tiles.height, tiles.width
-        if alike[tile] < PROPOSALS.max_alike and len(kept) < PROPOSALS.max_kept:
+        if alike[tile] < PROPOSALS.max_alike and len(tried) < PROPOSALS.max_kept:
             alike[tile] += 1
-            kept += _variants(product, tiles, target, hints, both=not kept)
-    return kept
+            tried += _variants(product, tiles, target, hints, both=not tried)
+    return tried
 
 
 def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:

@@ -84,8 +84,8 @@ class Blocks:
                 found.form, block_schedule(found.form, target, hints, None, tuning, odd=True)
             )
             made += [(odd, form, schedule)] if schedule != found.schedule else []
-        whole = if_divisible(found.form, found.schedule, target)
-        return made if whole is None else [*made, whole]
+        even = if_divisible(found.form, found.schedule, target)
+        return made if even is None else [*made, even]
 
 
 def _merged(form: Form, by: Comparison) -> Solution:

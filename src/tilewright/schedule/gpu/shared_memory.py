@@ -95,8 +95,8 @@ def _turned(program: TileProgram, tiles: dict[Axis, int]) -> int:
 def _merged(s: Collapse, tiles: dict[Axis, int], warps: int, wide: int) -> int:
     """Bytes through which warps tell each other what they have of a fold: those that do not lie side by side along the
     rest of the block, where a warp takes `wide` elements."""
-    kept = max(_volume(v.axes, tiles) for v in s.vars)
-    parts = min(warps // max(1, kept // wide), _volume(s.axes, tiles))
+    held = max(_volume(v.axes, tiles) for v in s.vars)
+    parts = min(warps // max(1, held // wide), _volume(s.axes, tiles))
     return sum(_volume(v.axes, tiles) * v.dtype.bytes for v in s.vars) * parts if parts > 1 else 0
 
 

@@ -17,7 +17,7 @@ from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
-from tilewright.tuning.thresholds import GPU_MATMUL, SKINNY_MATMUL
+from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_MATMUL, SKINNY_MATMUL
 
 from .matmul import Blocks, classes_of
 
@@ -51,7 +51,9 @@ def summed_blocks(
         or step < SKINNY_MATMUL.min_step_elements
     ):
         return None
-    return Blocks(tiles | {walked: step}, SKINNY_MATMUL.warps, SKINNY_MATMUL.stages if walked in inner else 1)
+    return Blocks(
+        tiles | {walked: step}, GPU_BLOCKS.usual_warps, GPU_BLOCKS.usual_stages if walked in inner else 1
+    )
 
 
 def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:

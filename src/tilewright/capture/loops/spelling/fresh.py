@@ -55,10 +55,10 @@ def _written(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
 def _is_rewritten(memory: int, group: Sequence[fx.Node], silent: set[fx.Node]) -> bool:
     """Whether these nodes are a new tensor and what writes over all of it, and nothing else writes there."""
     first, *others = group
-    whole = val_of(first)
-    if first.op not in ("call_function", "call_method") or not isinstance(whole, FakeTensor):
+    example = val_of(first)
+    if first.op not in ("call_function", "call_method") or not isinstance(example, FakeTensor):
         return False
-    if not all(_target(n) in group and _looks_alike(whole, n) for n in others):
+    if not all(_target(n) in group and _looks_alike(example, n) for n in others):
         return False
     if any(n in silent for n in others) and any(cast(Tensor, val_of(n)).requires_grad for n in group):
         return False
@@ -74,7 +74,7 @@ def _target(node: fx.Node) -> object:
     return node.args[0] if known and node.args else None
 
 
-def _looks_alike(whole: FakeTensor, node: fx.Node) -> bool:
+def _looks_alike(example: FakeTensor, node: fx.Node) -> bool:
     """Whether what a node writes can be computed apart, and then is a tensor as the one that it writes over."""
     try:
         made = _computed(node)
@@ -82,7 +82,8 @@ def _looks_alike(whole: FakeTensor, node: fx.Node) -> bool:
         return False
     before = val_of(node)
     return isinstance(before, Tensor) and all(
-        str(t.shape) == str(whole.shape) and str(t.stride()) == str(whole.stride()) for t in (made, before)
+        str(t.shape) == str(example.shape) and str(t.stride()) == str(example.stride())
+        for t in (made, before)
     )
 
 

@@ -112,19 +112,19 @@ def _computed(node: fx.Node, part: fx.Node) -> tuple[Tensor, Tensor]:
 
 
 def _fill(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node) -> None:
-    whole, index, number = node.args
-    sample = cast(FakeTensor, val_of(cast(fx.Node, whole)))
+    base, index, number = node.args
+    sample = cast(FakeTensor, val_of(cast(fx.Node, base)))
     with sample.fake_mode, torch.no_grad():
         part = sample[index]  # pyright: ignore[reportArgumentType]
         made = torch.empty_like(part)
-    shown = graph.call_function(operator.getitem, (values[cast(fx.Node, whole)], index))
+    shown = graph.call_function(operator.getitem, (values[cast(fx.Node, base)], index))
     shown.meta = {**node.meta, "example_value": part}
     full = graph.call_function(torch.full_like, (shown, cast(float, number)))
     full.meta = {**node.meta, "example_value": made}
-    values[node] = _set(graph, node, values[cast(fx.Node, whole)], index, full)
+    values[node] = _set(graph, node, values[cast(fx.Node, base)], index, full)
 
 
-def _set(graph: fx.Graph, node: fx.Node, whole: fx.Node, index: object, value: object) -> fx.Node:
-    made = graph.call_function(operator.setitem, (whole, index, value))  # pyright: ignore[reportArgumentType]
+def _set(graph: fx.Graph, node: fx.Node, base: fx.Node, index: object, value: object) -> fx.Node:
+    made = graph.call_function(operator.setitem, (base, index, value))  # pyright: ignore[reportArgumentType]
     made.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
     return made

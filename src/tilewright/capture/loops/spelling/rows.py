@@ -67,13 +67,13 @@ def write_rows_once(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _table(base: fx.Node, nodes: Sequence[fx.Node], where: dict[fx.Node, int]) -> _Table | None:
     """The table that `base` is, if some part of a row is written, and nothing else reads or writes meanwhile."""
-    whole = val_of(base)
+    tensor = val_of(base)
     accesses = [n for n in base.users if _is_access(n, base)]
-    if not isinstance(whole, FakeTensor) or overlaps(whole):
+    if not isinstance(tensor, FakeTensor) or overlaps(tensor):
         return None
-    indices = {n: spelled_index(n.args[1], whole.dim()) for n in accesses}
+    indices = {n: spelled_index(n.args[1], tensor.dim()) for n in accesses}
     place = _place(list(indices.values()))
-    size = cast(object, whole.shape[place]) if place is not None else None
+    size = cast(object, tensor.shape[place]) if place is not None else None
     if place is None or type(size) is not int:
         return None
     rows: dict[fx.Node, tuple[int, tuple[object, ...]]] = {}
@@ -174,9 +174,9 @@ class _Writer:
         else:
             self.latest[table.base, number] = made
 
-    def _part(self, node: fx.Node, whole: fx.Node, value: object, index: tuple[object, ...]) -> fx.Node:
+    def _part(self, node: fx.Node, base: fx.Node, value: object, index: tuple[object, ...]) -> fx.Node:
         assert isinstance(value, FakeTensor)
-        made = self.graph.call_function(operator.getitem, (whole, index))  # pyright: ignore[reportArgumentType]
+        made = self.graph.call_function(operator.getitem, (base, index))  # pyright: ignore[reportArgumentType]
         with value.fake_mode, torch.no_grad():
             part = value[index]  # pyright: ignore[reportArgumentType]
         made.meta = {**self._meta(node), "example_value": part}
@@ -189,8 +189,8 @@ class _Writer:
         asks = sample.requires_grad or (isinstance(given, Tensor) and given.requires_grad)
         return made.requires_grad_(asks and (made.is_floating_point() or made.is_complex()))
 
-    def _set(self, node: fx.Node, whole: fx.Node, index: object, value: fx.Node) -> None:
-        made = self.graph.call_function(operator.setitem, (whole, index, value))  # pyright: ignore[reportArgumentType]
+    def _set(self, node: fx.Node, base: fx.Node, index: object, value: fx.Node) -> None:
+        made = self.graph.call_function(operator.setitem, (base, index, value))  # pyright: ignore[reportArgumentType]
         made.meta = self._meta(node)
 
     def _meta(self, node: fx.Node) -> dict[str, object]:

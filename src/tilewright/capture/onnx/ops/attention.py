@@ -196,7 +196,7 @@ def rotary_embedding(
     packed = x.dim() == 3
     y = x.unflatten(2, (num_heads, -1)) if packed else x.transpose(1, 2)  # type: ignore[arg-type]
     size = rotary_embedding_dim or y.shape[-1]
-    turned, kept = y[..., :size], y[..., size:]
+    turned, passed = y[..., :size], y[..., size:]
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
@@ -209,7 +209,7 @@ def rotary_embedding(
         turned = torch.stack([real, imaginary], -1).flatten(-2)
     else:
         turned = torch.cat([real, imaginary], -1)
-    y = torch.cat([turned, kept], -1) if rotary_embedding_dim else turned
+    y = torch.cat([turned, passed], -1) if rotary_embedding_dim else turned
     return y.flatten(2) if packed else y.transpose(1, 2)
 
 

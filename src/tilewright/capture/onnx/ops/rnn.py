@@ -146,8 +146,8 @@ def _walk(
         new = cell(now, tuple(state), d, held)
         if not live:
             return (*new, new[0])
-        kept = tuple(torch.where(live[0], n, o) for n, o in zip(new, state, strict=True))
-        return (*kept, torch.where(live[0], new[0], torch.zeros_like(new[0])))
+        states = tuple(torch.where(live[0], n, o) for n, o in zip(new, state, strict=True))
+        return (*states, torch.where(live[0], new[0], torch.zeros_like(new[0])))
 
     if becomes_one_op(steps):
 

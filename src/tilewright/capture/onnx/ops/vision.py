@@ -270,13 +270,13 @@ def non_max_suppression(
         together = _overlap(_corners(boxes[n], center_point_box)) > most
         for c in range(scores.shape[1]):
             order = torch.argsort(scores[n, c], descending=True, stable=True)
-            kept: list[int] = []
+            chosen: list[int] = []
             for i in order.tolist():
-                if len(kept) >= count or (least is not None and not float(scores[n, c, i]) > least):
+                if len(chosen) >= count or (least is not None and not float(scores[n, c, i]) > least):
                     break
-                if not any(bool(together[i, j]) for j in kept):
-                    kept.append(i)
-            rows += [[n, c, i] for i in kept]
+                if not any(bool(together[i, j]) for j in chosen):
+                    chosen.append(i)
+            rows += [[n, c, i] for i in chosen]
     return torch.tensor(rows, dtype=torch.int64, device=boxes.device).reshape(-1, 3)
 
 

@@ -1,4 +1,4 @@
-"""Runs printed kernels in Triton's interpreter: `python triton_child.py`, with TRITON_INTERPRET=1.
+"""Runs printed kernels in Triton's interpreter: `python child.py`, with TRITON_INTERPRET=1.
 
 Each line that it reads names a FOLDER, and is answered by a line of JSON: what went wrong, empty if nothing. FOLDER
 holds jobs.json, [{"file", "entry", "points", "sizes", "params", "descriptors"}, ...], and the memory of parameter p of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tests.support.captured_op import Arg, Function
+from tests.support.ops.captured_op import Arg, Function
 
 FLOATS = (torch.float32, torch.bfloat16)
 INTS = (torch.int64, torch.int32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.support.captured_op import Arg, Function
-from tests.support.op_cases import ANY, FLOATS, Case, case, index, pointwise, reductions, views
+from tests.support.ops.captured_op import Arg, Function
+from tests.support.ops.cases import ANY, FLOATS, Case, case, index, pointwise, reductions, views
 
 
 def indexing() -> list[Case]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from tests.support.normal_graph import Function
-from tests.support.triton_harness import Job
+from tests.support.triton.harness import Job
 from torch import Tensor
 
 from tilewright.analysis.size_hints import SizeHints

@@ -94,7 +94,7 @@ def _child() -> subprocess.Popen[str]:
     if not _CHILD:
         _CHILD.append(
             subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("triton_child.py"))], stdin=subprocess.PIPE,
+                [sys.executable, str(Path(__file__).with_name("child.py"))], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tests.support.corpus import CASES, Case
 from tests.support.one_kernel import capture, one_kernel, sizes_of
-from tests.support.triton_harness import NARROW, Job, Outcome
+from tests.support.triton.harness import NARROW, Job, Outcome
 
 from tilewright.interp.algebra import to_numpy
 from tilewright.ir.graph import Graph, Value

@@ -1,0 +1,363 @@
+"""`python -m benchmarks.thresholds`: what the numbers of `tuning/` are worth on this CPU, in seconds.
+
+A sweep compiles one program with several values of one threshold, and times them in turn; of each, the fastest sample
+counts, since other processes can only add. Its `loss` is how many times as long the value in the table takes as the
+best one; `texts` says how many different kernels the values led to (1: the kernels of this program do not depend on the
+number, and what differs is noise or lies in calls). A rate is measured by itself.
+"""
+
+# Dynamo keeps what it compiled; its reset has no public name.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import tilewright
+from benchmarks import record
+from benchmarks.record import Facts
+from tilewright import measure
+from tilewright.interp import modular
+from tilewright.measure import Run
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.tuning import thresholds
+
+PACKAGE = "tilewright"
+ROUNDS = (60, 400)
+"""Many short samples and no pause between them, since the fastest one counts."""
+MAX_LOSS = 1.2
+"""A value that takes longer than this many times the best one is marked."""
+
+
+@contextlib.contextmanager
+def replaced(name: str, field: str, value: object) -> Generator[None]:
+    """Inside, every module of the package reads `value` for a field of the record `name`."""
+    old = getattr(thresholds, name)
+    new = dataclasses.replace(old, **{field: value})
+    modules = [m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old]
+    for module in modules:
+        setattr(module, name, new)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, name, old)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something to compile: the module or function, its inputs, options of the compiler."""
+
+    target: Callable[..., Any]
+    inputs: tuple[Tensor, ...]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+    def compiled(self) -> tuple[Run, str]:
+        """A call, and the text of all its kernels."""
+        torch._dynamo.reset()
+        function = self.target
+        if not isinstance(function, nn.Module):
+            function = _Module(function)
+        options = {"cache": False, **self.options}
+        model = tilewright.compile(function, self.inputs, options=options)
+        model(*self.inputs)
+        text = "\n".join(str(getattr(k, "source", k)) for k in model.kernels)
+        return partial(model, *self.inputs), text + str(model.coverage)
+
+
+class _Module(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def _randn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(s, generator=generator) for s in shapes)
+
+
+def _chain(x: Tensor, ops: int) -> Tensor:
+    for k in range(ops):
+        x = x * (0.5 + 0.01 * k) + 0.1
+    return x
+
+
+def _two_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.nn.functional.gelu(x)
+    return y.sum(0), (y * y).sum(1)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    scores = torch.tanh(q @ k.transpose(-1, -2) * 0.125 + bias)
+    return torch.softmax(scores, -1) @ v
+
+
+def _heads(keys: int, depth: int) -> Program:
+    side = (1, 4, keys, depth)
+    return Program(_attention, _randn(side, side, side, (keys, keys)), {"contractions": "inside"})
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "exp of 2^14": lambda: Program(torch.exp, _randn((1 << 14,))),
+    "exp of 2^17": lambda: Program(torch.exp, _randn((1 << 17,))),
+    "exp of 2^20": lambda: Program(torch.exp, _randn((1 << 20,))),
+    "sum of 2^20": lambda: Program(torch.sum, _randn((1 << 20,))),
+    "columns of 1024 x 1024": lambda: Program(lambda x: x.sum(0), _randn((1024, 1024))),
+    "columns of 256 x 4096": lambda: Program(lambda x: x.sum(0), _randn((256, 4096))),
+    "columns of 48 x 4096": lambda: Program(lambda x: x.sum(0), _randn((48, 4096))),
+    "transpose 128": lambda: Program(lambda x: x.t().contiguous(), _randn((128, 128))),
+    "transpose 1024": lambda: Program(lambda x: x.t().contiguous(), _randn((1024, 1024))),
+    "transpose 2048": lambda: Program(lambda x: x.t().contiguous(), _randn((2048, 2048))),
+    "softmax of 1024": lambda: Program(lambda x: x.softmax(-1), _randn((1024, 1024))),
+    "layer norm of 1024": lambda: Program(lambda x: torch.layer_norm(x, (1024,)), _randn((1024, 1024))),
+    "two sums of gelu": lambda: Program(_two_sums, _randn((1024, 1024))),
+    "96 pointwise ops": lambda: Program(lambda x: _chain(x, 48), _randn((1 << 20,))),
+    "attention of 256, depth 64": lambda: _heads(256, 64),
+    "attention of 256, depth 128": lambda: _heads(256, 128),
+    "attention of 320, depth 64": lambda: _heads(320, 64),
+    "modelled attention of 256": lambda: Program(_attention, _randn(*((4, 8, 256, 64),) * 3, (256, 256))),
+    "2 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 19,))),
+    "8 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 21,))),
+    "64 MiB plus 1": lambda: Program(lambda x: x + 1.0, _randn((1 << 24,))),
+}  # fmt: skip
+
+
+# --- sweeps --------------------------------------------------------------------------------------
+
+FLAT = ("exp of 2^14", "exp of 2^17", "exp of 2^20")
+COLUMNS = ("columns of 1024 x 1024", "columns of 256 x 4096", "columns of 48 x 4096")
+TRANSPOSES = ("transpose 128", "transpose 1024", "transpose 2048")
+ROWS = ("softmax of 1024", "layer norm of 1024")
+PRODUCTS = ("attention of 256, depth 64", "attention of 256, depth 128", "attention of 320, depth 64")
+MODELLED = ("two sums of gelu", "modelled attention of 256")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Values of one field beside the one in the table, and programs that should depend on it."""
+
+    record: str
+    field: str
+    values: tuple[Any, ...]
+    programs: tuple[str, ...]
+    threads: int = 1
+    """Two where the question is how work is shared."""
+
+    @property
+    def key(self) -> str:
+        """As tables name it."""
+        return f"{self.record.lower()}.{self.field}"
+
+    @property
+    def usual(self) -> Any:
+        """What the table says."""
+        return getattr(getattr(thresholds, self.record), self.field)
+
+
+SWEEPS = (
+    Sweep("CPU_VECTORS", "task_elements", (512, 1024, 2048, 8192, 16384), FLAT, 2),
+    Sweep("CPU_VECTORS", "max_task_row_elements", (256, 512, 1024, 4096), COLUMNS, 2),
+    Sweep("CPU_VECTORS", "max_states", (2048, 8192), COLUMNS),
+    Sweep("CPU_VECTORS", "max_rows_side_by_side", (1, 2, 8), COLUMNS),
+    Sweep("CPU_VECTORS", "max_idle_ratio", (0.03, 0.5), COLUMNS, 2),
+    Sweep("CPU_VECTORS", "min_rows_from_memory", (16, 256, 2048), COLUMNS),
+    Sweep("CPU_VECTORS", "transposed_side", (16, 32, 128, 256), TRANSPOSES),
+    Sweep("CPU_VECTORS", "turned_rows_and_columns", ((32, 256), (64, 512), (128, 256), (256, 2048)), TRANSPOSES),
+    Sweep("CPU_VECTORS", "min_large_tasks_per_core", (1, 2, 32), TRANSPOSES, 2),
+    Sweep("CPU_VECTORS", "min_scratch_cost", (4, 24, 1000), ROWS),
+    Sweep("CPU_MATMUL", "max_lane_registers", (1, 2, 3), PRODUCTS),
+    Sweep("CPU_MATMUL", "max_rows", (4, 6, 8, 28), PRODUCTS),
+    Sweep("CPU_MATMUL", "streamed_step_elements", (16, 32, 128), PRODUCTS),
+    Sweep("CPU_MATMUL", "max_untiled_extent", (64, 128, 512), PRODUCTS),
+    Sweep("PARTITION", "max_kernel_ops", (12, 24, 96), ("96 pointwise ops",)),
+    Sweep("PARTITION", "min_stored_instructions", (2, 32, 1000), ("two sums of gelu",)),
+    Sweep("PARTITION", "min_gain_over_library_ratio", (1.0, 1.5), MODELLED),
+    Sweep("CPP_TEXT", "max_unrolled_registers", (8, 16, 64), (COLUMNS[0], *TRANSPOSES[1:])),
+    Sweep("CPP_TEXT", "max_inline_tree_registers", (2, 16), (*ROWS, "sum of 2^20")),
+    Sweep("CPU_COST", "instructions_per_second", (1e9, 2e9, 4e9, 16e9), MODELLED),
+    Sweep("CPU_COST", "strided_instructions", (1, 2, 6), MODELLED),
+    Sweep("CPU_WORK", "min_huge_page_bytes", (1 << 20, 1 << 40), ("2 MiB plus 1", "8 MiB plus 1", "64 MiB plus 1")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one program with each value, and how many different kernels there were."""
+
+    usual: str
+    seconds: dict[str, float]
+    texts: int
+
+    @property
+    def best(self) -> str:
+        """The fastest value."""
+        return min(self.seconds, key=lambda value: self.seconds[value])
+
+    @property
+    def loss(self) -> float:
+        """How many times as long the value in the table takes as the best one."""
+        return round(self.seconds[self.usual] / self.seconds[self.best], 3)
+
+    def facts(self) -> Facts:
+        """For a file."""
+        return {"seconds": self.seconds, "texts": self.texts, "loss": self.loss}
+
+
+def swept(sweep: Sweep, seconds: float) -> dict[str, Measured]:
+    """Seconds of each program with each value."""
+    found: dict[str, Measured] = {}
+    values = (sweep.usual, *(v for v in sweep.values if v != sweep.usual))
+    for name in sweep.programs:
+        program = PROGRAMS[name]()
+        runs: dict[str, Run] = {}
+        texts: set[str] = set()
+        for value in values:
+            with replaced(sweep.record, sweep.field, value):
+                run, text = program.compiled()
+            runs[str(value)] = _under(sweep, value, run)
+            texts.add(text)
+        with measure.settings(sweep.threads):
+            timings = measure.measure(runs, seconds=seconds, rounds=ROUNDS, pause=0.0)
+        spent = {value: timing.minimum for value, timing in timings.items()}
+        found[name] = Measured(str(sweep.usual), spent, len(texts))
+    return found
+
+
+def _under(sweep: Sweep, value: object, run: Run) -> Run:
+    """The call with the value in place; what kernels do not hold is read as they run."""
+    if sweep.record != "CPU_WORK":
+        return run
+
+    def call() -> object:
+        with replaced(sweep.record, sweep.field, value):
+            return run()
+
+    return call
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What is in the table, and what was measured."""
+
+    value: float
+    measured: float
+
+    def facts(self) -> Facts:
+        """For a file."""
+        return {"value": self.value, "measured": self.measured}
+
+
+def _seconds(run: Run, seconds: float) -> float:
+    return measure.measure({"": run}, seconds=seconds, rounds=ROUNDS, pause=0.0)[""].minimum
+
+
+def vector_rate(seconds: float) -> Rate:
+    """Vector instructions per second of one core: 96 in a row on each vector of what its nearest cache holds."""
+    lanes = host_target().vector_bytes // 4
+    elements, ops = 1 << 12, 96
+    run, _ = Program(lambda x: _chain(x, ops // 2), _randn((elements,))).compiled()
+    base, _ = Program(lambda x: x + 1.0, _randn((elements,))).compiled()
+    with measure.settings(1):
+        spent = _seconds(run, seconds) - _seconds(base, seconds)
+    return Rate(thresholds.CPU_COST.instructions_per_second, (ops - 1) * elements / lanes / spent)
+
+
+def python_powers(seconds: float) -> Rate:
+    """Elements up to which Python's own pow is faster than rounds over arrays."""
+    prime, crossing = modular.PRIMES[0], 0
+    for elements in (1 << k for k in range(4, 15)):
+        base = np.random.default_rng(1).integers(2, prime, elements, np.uint64)
+        ways: list[float] = []
+        for limit in (1 << 40, 0):
+            with replaced("INTERPRETER", "max_python_power_elements", limit):
+                ways.append(_seconds(partial(modular.inverse, base, 0), seconds / 8))
+        crossing = elements if ways[0] <= ways[1] else crossing
+    return Rate(thresholds.INTERPRETER.max_python_power_elements, crossing)
+
+
+RATES: dict[str, Callable[[float], Rate]] = {
+    "cpu_cost.instructions_per_second": vector_rate,
+    "interpreter.max_python_power_elements": python_powers,
+}
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def table(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Table:
+    """One row a program: what is in the table, the best value, and how much that would save."""
+    rows = Table()
+    for column in ("threshold", "program", "value", "best", "loss", "texts"):
+        rows.add_column(column, justify="left" if column in ("threshold", "program") else "right")
+    for key, rate in rates.items():
+        rows.add_row(key, "", f"{rate.value:g}", f"{rate.measured:g}", "", "")
+    for key, programs in sweeps.items():
+        for name, made in programs.items():
+            loss = f"{made.loss:.2f}" + ("*" if made.loss > MAX_LOSS else "")
+            rows.add_row(key, name, made.usual, made.best, loss, str(made.texts))
+    return rows
+
+
+def lost(programs: Mapping[str, Measured]) -> float:
+    """The largest loss of the programs whose kernels depend on the number; of all, if no kernel does."""
+    deciding = [made for made in programs.values() if made.texts > 1]
+    return max(made.loss for made in deciding or programs.values())
+
+
+def facts(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Facts:
+    """The same for a file."""
+    told: Facts = {}
+    for key, programs in sweeps.items():
+        usual = next(iter(programs.values())).usual
+        loss = lost(programs)
+        told[key] = {"value": usual, "loss": loss, "programs": {n: m.facts() for n, m in programs.items()}}
+    return {"rates": {key: rate.facts() for key, rate in rates.items()}, "sweeps": told}
+
+
+@click.command(help=__doc__)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="write all figures")
+@click.option("--only", multiple=True, help="thresholds whose names contain this")
+@click.option("--seconds", default=0.25, show_default=True, help="timing per value and program")
+def main(path: Path | None, only: tuple[str, ...], seconds: float) -> None:
+    """Measure and print one table."""
+    warnings.filterwarnings("ignore")
+
+    def asked(key: str) -> bool:
+        return not only or any(part in key for part in only)
+
+    rates = {key: rate(seconds) for key, rate in RATES.items() if asked(key)}
+    sweeps: dict[str, dict[str, Measured]] = {}
+    for sweep in filter(lambda sweep: asked(sweep.key), SWEEPS):
+        sweeps[sweep.key] = swept(sweep, seconds)
+        click.echo(f"{sweep.key}: {lost(sweeps[sweep.key])}", err=True)
+    (Console() if Console().is_terminal else Console(width=140)).print(table(rates, sweeps))
+    if path is not None:
+        record.write_json(path, record.provenance(2) | facts(rates, sweeps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Statements as text, each with all that changes the code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.expr import Axis, Expr, show
+
+from .statements import (
+    Branch,
+    Check,
+    Collapse,
+    Compute,
+    Declare,
+    Dot,
+    Load,
+    Loop,
+    Prefix,
+    Stmt,
+    Store,
+    Update,
+    Var,
+)
+
+
+def shown(x: object) -> str:
+    """A decision of a program."""
+    return show(x) if isinstance(x, Expr) else x.name if isinstance(x, Axis) else str(x)
+
+
+def _names(axes: Sequence[Axis]) -> str:
+    return ", ".join(a.name for a in axes)
+
+
+def _defined(variables: Sequence[Var]) -> str:
+    """Variables where they are defined, with their types."""
+    return ", ".join(f"{v}:{v.dtype}" for v in variables)
+
+
+def _block(s: Load) -> str:
+    """The block that a descriptor reaches, and the tensor that it is a block of."""
+    if s.descriptor is None:
+        return ""
+    d, of = s.descriptor, lambda es: ", ".join(map(show, es))
+    tensor = f"{show(d.start)} + [{of(d.extents)}] by [{of(d.strides)}]"
+    return f" as block ({of(s.at)}) of {' x '.join(map(str, d.tile))} in {tensor}"
+
+
+def _told(selected: object) -> str:
+    return "" if selected is None else f" {selected}"
+
+
+def _suffix(mask: Expr | None) -> str:
+    return "" if mask is None else f" if {show(mask)}"
+
+
+def _unless_sure(condition: Expr) -> Expr | None:
+    return None if condition.op == "const" and condition.value else condition
+
+
+def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
+    """Add the text of a body to `lines`, a statement a line."""
+    pad = "  " * depth
+    for s in body:
+        match s:
+            case Load():
+                other = "" if s.other is None else f" else {show(s.other)}"
+                ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}"
+                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
+                lines.append(f"{pad}{_defined([s.var])} = {read}")
+            case Compute():
+                lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
+            case Store():
+                past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
+                how = f"{past}{_told(s.access)}"
+                over = f"<{_names(s.axes)}>" if s.axes else ""
+                lines.append(
+                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"
+                )
+            case Declare():
+                values = f"{', '.join(map(show, s.values))}{' absorbed' if s.absorbed else ''}"
+                lines.append(f"{pad}state {_defined(s.vars)} = {values}")
+            case Update():
+                values = f"{', '.join(map(show, s.values))}{_suffix(s.mask)}{'' if s.fused else ' rounding products'}"
+                values += " absorbed" if s.absorbed else ""
+                lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {values}")
+            case Collapse():
+                of = ", ".join(map(repr, s.parts))
+                order = (" pairwise" if s.pairwise else "") + (f" in blocks of {s.block}" if s.block else "")
+                lines.append(
+                    f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}{order}"
+                )
+            case Prefix():
+                of = ", ".join(map(repr, s.parts))
+                lines.append(
+                    f"{pad}{_defined(s.vars)} = running {s.reduction.name} of {of} along {s.axis.name}"
+                )
+            case Dot():
+                sums = f" in sums of {s.chain}" if s.chain else ""
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{_told(s.method)}")
+            case Check():
+                over = f" over {_names(s.axes)}" if s.axes else ""
+                lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")
+            case Loop():
+                step = f" step {s.tile}" if s.tile != 1 else ""
+                stages = f" in {s.stages} stages" if s.stages != 1 else ""
+                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}")
+                show_body(s.body, depth + 1, lines)
+            case Branch():
+                lines.append(f"{pad}if {show(s.condition)}")
+                show_body(s.body, depth + 1, lines)
+                if s.orelse:
+                    lines.append(f"{pad}else")
+                    show_body(s.orelse, depth + 1, lines)

@@ -1,0 +1,50 @@
+"""The laws of a body: values are defined before use, axes are bound where used, states stay states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.expr import Axis, walk
+
+from .statements import Branch, Declare, Load, Loop, Stmt, Store, Update
+from .walks import defines, expressions, uses
+
+
+def verify_body(
+    body: Sequence[Stmt],
+    known: set[int],
+    blocks: set[int],
+    states: set[int],
+    bound: set[Axis],
+    buffers: set[str],
+) -> None:
+    """Raise ValueError unless the statements fit what is known before them: numbers of values, which of these are
+    blocks or states, bound axes, names of buffers."""
+    known, blocks, states = set(known), set(blocks), set(states)
+    for s in body:
+        loose = [v for v in uses(s) if v not in known]
+        if loose:
+            raise ValueError(f"{s}: uses v{loose[0]} before definition")
+        if isinstance(s, Loop) and any(v in blocks for v in uses(s)):
+            raise ValueError(f"a loop over {s.axis.name} ends at a block")
+        for e in expressions(s):
+            unbound = [
+                x for x in walk(e) if isinstance(x.value, Axis) and x.op == "axis" and x.value not in bound
+            ]
+            if unbound:
+                raise ValueError(f"{s}: axis {unbound[0]} is not bound here")
+        if isinstance(s, (Load, Store)) and s.buffer.name not in buffers:
+            raise ValueError(f"{s}: unknown buffer {s.buffer.name}")
+        if isinstance(s, Update) and not all(v.id in states for v in s.vars):
+            raise ValueError(f"{s}: updates a value that is not a state")
+        known |= {v.id for v in defines(s)}
+        blocks |= {v.id for v in defines(s) if v.axes}
+        if isinstance(s, Declare):
+            states |= {v.id for v in s.vars}
+        if isinstance(s, Loop):
+            if s.axis in bound:
+                raise ValueError(f"axis {s.axis.name} is bound twice")
+            verify_body(s.body, known, blocks, states, bound | {s.axis}, buffers)
+        if isinstance(s, Branch):
+            verify_body(s.body, known, blocks, states, bound, buffers)
+            verify_body(s.orelse, known, blocks, states, bound, buffers)
