@@ -187,12 +187,41 @@ def test_a_thread_that_wakes_on_its_callers_core_leaves_it(calls: Calls) -> None
     found: list[int] = []
     for _ in range(10):
         start, before = time.monotonic(), taken_by_others()
-        late = calls("together", calls.pool.hold, 10)
+        late = calls("together", calls.pool.hold, 10, 20_000)
         if taken_by_others() - before < 0.1 * (time.monotonic() - start):
             found.append(late)
     if not found:
         pytest.skip("other programs have the cores")
     assert min(found) <= 2
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not pool.sleeps_at_once(os.environ),
+    reason="asks for the cores of passive threads",
+)
+def test_a_thread_that_sleeps_at_once_leaves_its_callers_core_at_once(calls: Calls) -> None:
+    """A team that waits passively, as in `make test`, sleeps between any two regions, not only after a pause."""
+    torch.set_num_threads(2)
+
+    def late() -> int:
+        calls.pool.rejoin()  # another program may have kept the team's threads before
+        return calls("together", calls.pool.hold, 10, 100)
+
+    assert min(late(), late()) <= 5, "without an offer of the core, all ten regions"
+
+
+@pytest.mark.parametrize(
+    ("environment", "at_once"),
+    [
+        ({}, False),
+        ({"OMP_WAIT_POLICY": "active"}, False),
+        ({"OMP_WAIT_POLICY": " Passive "}, True),
+        ({"GOMP_SPINCOUNT": "0"}, True),
+        ({"KMP_BLOCKTIME": "0"}, True),
+    ],
+)
+def test_who_sleeps_at_once(environment: dict[str, str], at_once: bool) -> None:
+    assert pool.sleeps_at_once(environment) is at_once
 
 
 def test_scratch_belongs_to_one_thread(calls: Calls) -> None:
