@@ -10,11 +10,12 @@ from tilewright.ir.expr import Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Product
 from tilewright.rewrite.normal.normalise import binds, bound_symbols
 from tilewright.tuning.thresholds import LIBRARY
 
 from .frozen_operands import Frozen
-from .offers.registry import is_offered
+from .offers.registry import is_offered, is_worth_packing
 
 
 def is_contraction(op: Op) -> bool:
@@ -127,7 +128,7 @@ def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> boo
     if call.reason != "contraction" or _packs(op, call, frozen):
         return True
     work = _operations(op)
-    return work is None or work > small
+    return work is None or work > small or _has_many_rows_for_columns_apart(op, call, frozen)
 
 
 def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
@@ -142,7 +143,21 @@ def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
 
 def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether an operand is frozen, for which the call may have a faster form."""
-    return is_offered(call) and any(frozen.tensor(v) is not None for v in op.inputs)
+    return (
+        is_offered(call) and is_worth_packing(call) and any(frozen.tensor(v) is not None for v in op.inputs)
+    )
+
+
+def _has_many_rows_for_columns_apart(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
+    """Whether so many rows meet a frozen weight whose columns do not lie side by side that a kernel, which gathers them
+    for each row, is slower than the library, which copies such a weight first."""
+    task = call.task
+    if not isinstance(task, Product):
+        return False
+    rows = dims.static(dims.prod(task.shape[:-1]))
+    held = [t for v in op.inputs if (t := frozen.tensor(v)) is not None and t.dim() == 2]
+    apart = any(t.stride(1 if task.transposed else 0) != 1 for t in held)
+    return apart and (rows is None or rows > LIBRARY.max_gathering_rows)
 
 
 def _operations(op: Op) -> int | None:

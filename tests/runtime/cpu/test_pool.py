@@ -287,7 +287,7 @@ def test_a_team_that_keeps_its_caller_waiting_is_left_for_a_while() -> None:
     for _ in range(100):
         calls("who", 64, 10)
     # Where other programs keep the team's threads at each try, it is tried once in 0.32 seconds.
-    assert within(60.0, lambda: calls("who", 64, 10) and teams(0) > 20), "a team in time is taken again"
+    assert within(60.0, lambda: calls("who", 64, 10) > 0 and teams(0) > 20), "a team in time is taken again"
     before, start = teams(5000), time.monotonic()
     for _ in range(1000):
         calls("who", 64, 10)

@@ -50,6 +50,14 @@ def is_offered(call: LibraryCall) -> bool:
     return known and torch.backends.mkldnn.is_available()
 
 
+def is_worth_packing(call: LibraryCall) -> bool:
+    """Whether a frozen weight of a call would be packed: of a product that is large, or is computed step by step."""
+    task = call.task
+    if not isinstance(task, Product) or task.repeated:
+        return True
+    return onednn.operations(task) >= ONEDNN.min_packed_product_work
+
+
 def find_faster(
     call: LibraryCall, frozen: Mapping[int, object], target: Target, maker: Maker | None, number: int
 ) -> Faster | None:
@@ -118,10 +126,7 @@ def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, objec
     held = frozen.get(weight.index)
     if x == weight or (isinstance(vector, Tensor) and vector.dim() != 1) or not isinstance(held, Tensor):
         return None
-    least = (
-        0 if task.repeated else ONEDNN.min_packed_product_work
-    )  # what is computed step by step is worth it at any size
-    if onednn.operations(task) < least or (bias is not None and vector is None):
+    if not is_worth_packing(call) or (bias is not None and vector is None):
         return None
     matrix = held.detach().t() if task.transposed else held.detach()
     packed = flushed(vector) if isinstance(vector, Tensor) else None
