@@ -1,5 +1,4 @@
-"""Products that are done before a library's call has found its way are kernels, unless a weight is packed for it, or
-lies so that kernels gather it."""
+"""Products that are done before a library's call has found its way are kernels, unless they would gather its weight."""
 
 # pyright: reportPrivateUsage=false
 
@@ -14,7 +13,7 @@ import tilewright
 from tilewright.accuracy import compare
 from tilewright.library.select import select
 from tilewright.target import PRESETS
-from tilewright.tuning.thresholds import LIBRARY, ONEDNN
+from tilewright.tuning.thresholds import LIBRARY
 
 SMALL = 2.0 * 24 * 64 * 32
 
@@ -38,11 +37,10 @@ def test_small_products_of_what_is_not_frozen_are_generated() -> None:
     assert calls(select(captured(fits, [x], frozen=False))) == ["aten.addmm"]
 
 
-def test_small_products_of_a_weight_that_none_packs_are_generated() -> None:
-    fits, x, packed = Product(64, 32), torch.randn(24, 64), torch.randn(1100, 64)
-    assert 2 * packed.numel() * 16 > ONEDNN.min_packed_product_work > SMALL
-    assert calls(select(captured(fits, [x], frozen=True), small=SMALL)) == []
-    assert calls(select(captured(Product(64, 16), [packed], frozen=True), small=1e9)) == ["aten.addmm"]
+def test_small_products_of_frozen_weights_are_generated_and_larger_ones_are_calls() -> None:
+    x = torch.randn(24, 64)
+    assert calls(select(captured(Product(64, 32), [x], frozen=True), small=SMALL)) == []
+    assert calls(select(captured(Product(64, 33), [x], frozen=True), small=SMALL)) == ["aten.addmm"]
 
 
 @pytest.mark.parametrize(("rows", "called"), [(LIBRARY.max_gathering_rows, False), (33, True)])

@@ -15,7 +15,7 @@ from tilewright.rewrite.normal.normalise import binds, bound_symbols
 from tilewright.tuning.thresholds import LIBRARY
 
 from .frozen_operands import Frozen
-from .offers.registry import is_offered, is_worth_packing
+from .offers.registry import is_offered
 
 
 def is_contraction(op: Op) -> bool:
@@ -64,9 +64,9 @@ def _slides(op: Op, call: LibraryCall) -> bool:
 
 def select(graph: Graph, *, repeated: bool = False, small: float = 0.0) -> Graph:
     """Replace each captured node that contains a contraction by its library call. Its other ops go with it. Products of
-    at most `small` operations are generated, where no weight is frozen that a call could pack. In what is `repeated`
-    step by step, products with frozen weights are calls as well where they have a single row, and more products of
-    what is not frozen are none."""
+    at most `small` operations are generated, where no frozen weight lies so that kernels gather it. In what is
+    `repeated` step by step, products with frozen weights are calls as well where they have a single row, and more
+    products of what is not frozen are none."""
     chosen: dict[int, Origin] = {}
     frozen = Frozen(graph)
     for op in graph.ops:
@@ -125,7 +125,7 @@ def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> boo
     """Whether a product outside loops is a call. One of a size that is not known is."""
     if not is_contraction(op):
         return _slides(op, call)
-    if call.reason != "contraction" or _packs(op, call, frozen):
+    if call.reason != "contraction":
         return True
     work = _operations(op)
     return work is None or work > small or _has_many_rows_for_columns_apart(op, call, frozen)
@@ -143,9 +143,7 @@ def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
 
 def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether an operand is frozen, for which the call may have a faster form."""
-    return (
-        is_offered(call) and is_worth_packing(call) and any(frozen.tensor(v) is not None for v in op.inputs)
-    )
+    return is_offered(call) and any(frozen.tensor(v) is not None for v in op.inputs)
 
 
 def _has_many_rows_for_columns_apart(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
