@@ -25,10 +25,11 @@ Facts = dict[str, Json]
 
 
 def provenance(threads: int) -> Facts:
-    """Device, versions, command, commit and date of a run."""
+    """Device, versions, threads and whether they wait passively, command, commit and date of a run."""
     return {
         "environment": dict(measure.environment()),
         "threads": threads,
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
         "command": " ".join([Path(sys.executable).name, "-m", module_name(), *sys.argv[1:]]),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

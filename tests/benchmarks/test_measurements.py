@@ -31,7 +31,7 @@ def test_write_json_replaces_whole_files(tmp_path: Path) -> None:
 
 def test_provenance_names_machine_versions_command_and_commit() -> None:
     facts = record.provenance(2)
-    assert set(facts) == {"environment", "threads", "command", "commit", "date"}
+    assert set(facts) == {"environment", "threads", "wait_policy", "command", "commit", "date"}
     assert str(sys.executable) not in str(facts["command"])
 
 

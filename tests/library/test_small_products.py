@@ -1,4 +1,4 @@
-"""Products that are done before a library's call has found its way are kernels, unless a weight is packed for it."""
+"""Products that are done before a library's call has found its way are kernels, unless they would gather its weight."""
 
 # pyright: reportPrivateUsage=false
 
@@ -13,6 +13,7 @@ import tilewright
 from tilewright.accuracy import compare
 from tilewright.library.select import select
 from tilewright.target import PRESETS
+from tilewright.tuning.thresholds import LIBRARY
 
 SMALL = 2.0 * 24 * 64 * 32
 
@@ -34,7 +35,20 @@ def test_small_products_of_what_is_not_frozen_are_generated() -> None:
     assert calls(select(captured(fits, [x], frozen=False), small=SMALL)) == []
     assert calls(select(captured(larger, [x], frozen=False), small=SMALL)) == ["aten.addmm"]
     assert calls(select(captured(fits, [x], frozen=False))) == ["aten.addmm"]
-    assert calls(select(captured(fits, [x], frozen=True), small=SMALL)) == ["aten.addmm"]
+
+
+def test_small_products_of_frozen_weights_are_generated_and_larger_ones_are_calls() -> None:
+    x = torch.randn(24, 64)
+    assert calls(select(captured(Product(64, 32), [x], frozen=True), small=SMALL)) == []
+    assert calls(select(captured(Product(64, 33), [x], frozen=True), small=SMALL)) == ["aten.addmm"]
+
+
+@pytest.mark.parametrize(("rows", "called"), [(LIBRARY.max_gathering_rows, False), (33, True)])
+def test_many_rows_do_not_gather_columns_that_lie_apart(rows: int, called: bool) -> None:
+    graph = captured(nn.Linear(8, 16), [torch.randn(rows, 8)], frozen=True)
+    assert calls(select(graph, small=1e9)) == ["aten.addmm"] * called
+    graph = captured(Product(8, 16), [torch.randn(rows, 8)], frozen=True)
+    assert calls(select(graph, small=1e9)) == []
 
 
 def test_products_of_unknown_size_are_calls() -> None:

@@ -10,6 +10,7 @@ from tilewright.ir.expr import Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Product
 from tilewright.rewrite.normal.normalise import binds, bound_symbols
 from tilewright.tuning.thresholds import LIBRARY
 
@@ -63,9 +64,9 @@ def _slides(op: Op, call: LibraryCall) -> bool:
 
 def select(graph: Graph, *, repeated: bool = False, small: float = 0.0) -> Graph:
     """Replace each captured node that contains a contraction by its library call. Its other ops go with it. Products of
-    at most `small` operations are generated, where no weight is frozen that a call could pack. In what is `repeated`
-    step by step, products with frozen weights are calls as well where they have a single row, and more products of
-    what is not frozen are none."""
+    at most `small` operations are generated, where no frozen weight lies so that kernels gather it. In what is
+    `repeated` step by step, products with frozen weights are calls as well where they have a single row, and more
+    products of what is not frozen are none."""
     chosen: dict[int, Origin] = {}
     frozen = Frozen(graph)
     for op in graph.ops:
@@ -124,10 +125,10 @@ def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> boo
     """Whether a product outside loops is a call. One of a size that is not known is."""
     if not is_contraction(op):
         return _slides(op, call)
-    if call.reason != "contraction" or _packs(op, call, frozen):
+    if call.reason != "contraction":
         return True
     work = _operations(op)
-    return work is None or work > small
+    return work is None or work > small or _has_many_rows_for_columns_apart(op, call, frozen)
 
 
 def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
@@ -143,6 +144,18 @@ def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
 def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether an operand is frozen, for which the call may have a faster form."""
     return is_offered(call) and any(frozen.tensor(v) is not None for v in op.inputs)
+
+
+def _has_many_rows_for_columns_apart(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
+    """Whether so many rows meet a frozen weight whose columns do not lie side by side that a kernel, which gathers them
+    for each row, is slower than the library, which copies such a weight first."""
+    task = call.task
+    if not isinstance(task, Product):
+        return False
+    rows = dims.static(dims.prod(task.shape[:-1]))
+    held = [t for v in op.inputs if (t := frozen.tensor(v)) is not None and t.dim() == 2]
+    apart = any(t.stride(1 if task.transposed else 0) != 1 for t in held)
+    return apart and (rows is None or rows > LIBRARY.max_gathering_rows)
 
 
 def _operations(op: Op) -> int | None:

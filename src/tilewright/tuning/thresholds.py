@@ -162,6 +162,7 @@ class LibraryThresholds:
     min_attention_queries: int
     max_generated_step_work: int
     work_per_chained_instruction: int
+    max_gathering_rows: int
 
 
 LIBRARY = load(LibraryThresholds, "library")

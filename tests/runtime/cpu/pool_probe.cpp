@@ -146,8 +146,9 @@ static void both(void* context) {
   const i64 end = micros() + 1500;  // a tick of the clock is not awaited
   while (h->cores->each[1] < 0 && micros() < end) h->parallel(core_task, h->cores, 2, 1, 0);
 }
-// How often a thread that fell asleep on its caller's core is still there when work comes, in `rounds` regions.
-API i64 together(parallel_type parallel, hold_type hold, i64 rounds) {
+// How often a thread that fell asleep on its caller's core is still there when work comes `pause_us` later, in `rounds`
+// regions.
+API i64 together(parallel_type parallel, hold_type hold, i64 rounds, i64 pause_us) {
   i64 found = 0;
   for (i64 r = 0; r < rounds; r++) {
     for (int come = 1; come >= 0; come--) {
@@ -155,7 +156,8 @@ API i64 together(parallel_type parallel, hold_type hold, i64 rounds) {
       Held h = {parallel, &c};
       hold(both, &h);
       found += !come && (c.each[1] < 0 || c.each[0] == c.each[1]);
-      usleep(20000);
+      if (come) usleep(pause_us);
+      else usleep(20000);
     }
   }
   return found;

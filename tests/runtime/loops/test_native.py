@@ -120,6 +120,23 @@ def test_joined_steps_give_what_single_ones_give(tmp_path: Path, joins: list[int
             torch.testing.assert_close(have, torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "joined"), [(32, True), (256, False)])
+def test_products_that_one_core_does_at_once_are_joined_without_a_loop(
+    joins: list[int], rows: int, joined: bool
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 80), torch.nn.GELU(), torch.nn.Linear(80, 64)).eval()
+    given = [torch.randn(rows, 96) for _ in range(4)]
+    with torch.no_grad():
+        fast = tilewright.compile(model, (given[0],), options={"freeze": True})
+        made = [fast(x) for x in given]
+        want = [model(x) for x in given]
+    assert "routines of our own" in str(fast.coverage) and "library" not in str(fast.coverage)
+    assert len(joins) == (len(given) - 2) * joined, "all but the first and the first that comes the short way"
+    for have, expected in zip(made, want, strict=True):
+        torch.testing.assert_close(have, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_only_written_has_its_address_in_joined_steps(joins: list[int]) -> None:
     """No kernel reads `last`, and the loop gives its value: a copy of bytes alone knows where it lies."""
 

@@ -62,6 +62,10 @@ def find_faster(
                 made = onednn.open_product(call, task, target)
                 return None if made is None else Faster(made)
             known = _frozen_product(call, task, frozen)
+            least = target.small_product if maker is not None else ONEDNN.min_packed_product_work
+            # What is computed step by step is worth it at any size.
+            if not task.repeated and onednn.operations(task) < least:
+                known = None
         case Convolution():
             known = _frozen_convolution(call, task, frozen)
         case Attention():
@@ -71,9 +75,19 @@ def find_faster(
     if known is None:
         return None
     own = () if maker is None else (own_provider(maker),)
-    found = [offer for provider in (*own, *PROVIDERS) for offer in provider(known, target)]
+    others = () if own and _is_for_own_code(task) else PROVIDERS
+    found = [offer for provider in (*own, *others) for offer in provider(known, target)]
     found.sort(key=lambda offer: offer.slow)
     return Faster(_open(call, known, number, found), tuple(found))
+
+
+def _is_for_own_code(task: object) -> bool:
+    """Whether the way to a library takes so much of a product's time that only code of our own is tried."""
+    return (
+        isinstance(task, Product)
+        and not task.repeated
+        and onednn.operations(task) < ONEDNN.min_packed_product_work
+    )
 
 
 def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer]) -> LibraryCall:
@@ -109,7 +123,7 @@ def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer])
 
 
 def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, object]) -> Known | None:
-    """A product of which all but x is frozen, and that is large enough to pack a weight for."""
+    """A product of which all but x is frozen."""
     x, weight = call.args[task.x], call.args[task.weight]
     bias = call.args[task.bias] if task.bias is not None else None
     if task.scaled or not isinstance(x, Operand) or not isinstance(weight, Operand) or x.index in frozen:
@@ -118,10 +132,7 @@ def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, objec
     held = frozen.get(weight.index)
     if x == weight or (isinstance(vector, Tensor) and vector.dim() != 1) or not isinstance(held, Tensor):
         return None
-    least = (
-        0 if task.repeated else ONEDNN.min_packed_product_work
-    )  # what is computed step by step is worth it at any size
-    if onednn.operations(task) < least or (bias is not None and vector is None):
+    if bias is not None and vector is None:
         return None
     matrix = held.detach().t() if task.transposed else held.detach()
     packed = flushed(vector) if isinstance(vector, Tensor) else None

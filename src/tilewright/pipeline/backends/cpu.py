@@ -114,9 +114,11 @@ class CpuBackend:
 
     def executable(self, parts: Runnable) -> Executable:
         """Kernels that follow each other run without Python between them."""
+        options = parts.options
+        native = partial(join, native=lambda: loop_function(Store(default_root(options)), options))
         return Executable(
             parts.plan, parts.held, parts.unit, guards=parts.guards,
-            checks=parts.checks, join=join,
+            checks=parts.checks, join=native,
         )  # fmt: skip
 
     def loop_runner(self, loop: Loop, meaning: Callable[..., object] | None, found: Looping[M]) -> LoopRunner:

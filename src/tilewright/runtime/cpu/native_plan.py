@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tilewright.errors import BuildError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
 from tilewright.ir.sizes.host import number
@@ -27,9 +28,9 @@ from tilewright.tuning.input_limits import KEPT_MEMORY
 from .native_steps import Header, Stage, Tables, beside_stage, copy_stage, is_dense, loop_stage, product_stage
 
 
-def join(workspace: Workspace) -> None:
-    """Let the second run of `workspace` and all later ones be one native call, where that is possible. The first one
-    goes step by step: a call that raises is replaced then."""
+def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
+    """Let the second run of `workspace` and all later ones be one native call, by the function that `native` gives,
+    where that is possible. The first one goes step by step: a call that raises is replaced then."""
     part = workspace.part
     single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
@@ -42,8 +43,8 @@ def join(workspace: Workspace) -> None:
         for act in plain:
             act(tensors)
         try:
-            workspace.acts = (Joined(workspace),)
-        except LookupError:
+            workspace.acts = (Joined(workspace, native),)
+        except (LookupError, BuildError):  # the function may have to be built, and the compiler may be gone
             workspace.acts = plain
 
     if all(_fits(step) for step in part.segment.steps):
@@ -60,9 +61,10 @@ def _fits(step: object) -> bool:
 
 
 class Joined:
-    """All steps of a workspace as one act. Raises LookupError where one of them has no native form."""
+    """All steps of a workspace as one act. Raises LookupError where one of them has no native form, or where they have
+    no loop and are work for more than one core: threads then take part step by step."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
         self.workspace, part = workspace, workspace.part
         self.part, self.layouts = part, part.layouts
         self.tables = Tables(workspace)
@@ -75,10 +77,12 @@ class Joined:
         """Results that are new tensors in each call."""
         rows = [(step, stage) for step in part.segment.steps for stage in self._stages(step)]
         stages = self._side_by_side(rows)
-        if self.run is None:
-            raise LookupError
-        table = (Stage * max(1, len(stages)))(*stages)
         self.hold = self.nanoseconds > part.plan.alone_ns
+        if self.run is None:
+            if self.hold:
+                raise LookupError
+            self.run = native()
+        table = (Stage * max(1, len(stages)))(*stages)
         self.header = Header(
             bases=workspace.bases.buffer_info()[0], stages=ctypes.addressof(table), count=len(stages),
             last=-1, threads=1, hold=self.hold,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tilewright.runtime.store.cache import Store
 
 from .toolchain import built
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 SOURCES = tuple(Path(__file__).parents[1] / "native" / name for name in ("pool.cpp", "hold.cpp"))
 
 
@@ -39,6 +40,8 @@ class Pool:
         library.tw_resize.restype = None
         library.tw_join.argtypes = [ctypes.c_void_p] * 5
         library.tw_join.restype = None
+        library.tw_sleeps.argtypes = [ctypes.c_int]
+        library.tw_sleeps.restype = None
         library.tw_regions.restype = ctypes.c_int64
         self._library = library
         self.parallel: int = _address(library, "tw_parallel")
@@ -81,6 +84,7 @@ class Pool:
     def join(self, team: Team) -> None:
         """Run kernels on `team` wherever it has as many threads as they may use."""
         self._library.tw_join(team.run, team.size, team.number, team.resize, team.resize_products)
+        self._library.tw_sleeps(int(team.sleeps_at_once))
 
     def shutdown(self) -> bool:
         """Stop and join the workers; kernels run on their callers until the next `resize`. False if one hangs."""
@@ -98,6 +102,8 @@ class Team:
     number: int
     resize: int
     resize_products: int | None = None
+    sleeps_at_once: bool = False
+    """Whether its threads may sleep as soon as a region ends."""
 
 
 def team() -> Team | None:
@@ -109,10 +115,20 @@ def team() -> Team | None:
         run, size, number, resize = (_address(loaded, name) for name in _OPENMP)
     except (AttributeError, OSError):
         return None
-    return Team(run, size, number, resize, _products())
+    return Team(run, size, number, resize, _products(), sleeps_at_once(os.environ))
 
 
 _OPENMP = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num", "omp_set_num_threads")
+
+
+def sleeps_at_once(environment: Mapping[str, str]) -> bool:
+    """Whether a team's threads without work may sleep at once, as its runtime reads the environment: where they are
+    told to wait passively, or how long they watch for work."""
+    passive = environment.get("OMP_WAIT_POLICY", "").strip().lower() == "passive"
+    return passive or any(name in environment for name in _WATCHES)
+
+
+_WATCHES = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def _products() -> int | None:

@@ -18,7 +18,8 @@
 //
 // A thread of a team that was asleep may be woken on its caller's core, though another one is idle (some machines do not
 // tell the system that cores share a cache): there it would wait for a tick of the clock, and so would the caller. So the
-// caller of a team that may be asleep offers its core once, and a thread that finds itself there goes elsewhere.
+// caller of a team that may be asleep (always, if it is told to sleep at once) offers its core once, and a thread that
+// finds itself there goes elsewhere.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -61,7 +62,7 @@ struct alignas(64) Job {
   int64_t count, piece, runs;
 };
 
-Word gate, sleepers, busy, wanted = {1}, pinned, stopping, spin_us, caller_core;
+Word gate, sleepers, busy, wanted = {1}, pinned, stopping, spin_us, caller_core, sleeps_at_once;
 Job job;
 Run runs[most_workers];
 pthread_t threads[most_workers];
@@ -306,7 +307,7 @@ void arrive(int number) {
 // Runs `part` on all threads of the team, under `busy`. Returns when it began.
 int64_t run_team(void (*part)(void*), int64_t size) {
   const int64_t start = now_ns();
-  greeting = start - team_seen > asleep_ns ? size - 1 : 0;
+  greeting = get(sleeps_at_once) || start - team_seen > asleep_ns ? size - 1 : 0;
   if (greeting) set(arrived, 0), set(caller_core, core());
   team_run(part, nullptr, unsigned(size), 0);
   return start;
@@ -455,6 +456,9 @@ TW_API void tw_join(void* run, void* size, void* number, void* set_size, void* s
   hook_fork();
 }
 
+// Whether the threads of a team that was joined sleep as soon as a region ends.
+TW_API void tw_sleeps(int at_once) { set(sleeps_at_once, uint32_t(at_once != 0)); }
+
 // From here to tw_together, whatever the calling thread runs (regions, the library's calls) runs on it alone. Both may
 // come twice: only the first counts. What other threads may use is untouched.
 TW_API void tw_alone(void) {
@@ -525,4 +529,4 @@ TW_API int tw_shutdown(void) {
   return 0;
 }
 
-TW_API int64_t tw_version(void) { return 5; }
+TW_API int64_t tw_version(void) { return 6; }

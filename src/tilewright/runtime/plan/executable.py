@@ -369,7 +369,7 @@ class Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         return Executable(
             replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, guards=TRUSTED,
-            checks=self.checks,
+            checks=self.checks, join=self.join,
         )  # fmt: skip
 
     def _checked(self, args: Sequence[Argument]) -> dict[str, Number]:
