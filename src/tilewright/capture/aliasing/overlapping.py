@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.loops.leaving import memories_of, overlaps, seen_to_write
-from tilewright.capture.loops.unrolled import val_of
+from tilewright.capture.loops.nodes import val_of
 from tilewright.errors import UnsupportedError
 
 

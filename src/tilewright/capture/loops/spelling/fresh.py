@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.loops.leaving import memories_of, written_by
-from tilewright.capture.loops.unrolled import Unlike, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import Unlike
 from tilewright.capture.modes import nodes_without_gradients
 
 from .in_place_ops import IN_PLACE

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tilewright.capture.loops.unrolled import Unlike, is_basic_index, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import Unlike, is_basic_index
 
 from .in_place_ops import IN_PLACE
 
