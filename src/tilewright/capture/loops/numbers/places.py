@@ -22,7 +22,7 @@ _SIGNS = (
 _NAMES = (
     "add", "sub", "mul", "div", "pow", "lt", "le", "gt", "ge", "eq", "ne", "floor_divide", "remainder", "fmod",
     "subtract", "multiply", "divide", "true_divide", "less", "less_equal", "greater", "greater_equal", "not_equal",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "xlogy", "copysign",
 )  # fmt: skip
 ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
 """What a number and a tensor without dims mean the same to, if that has the number's type."""

@@ -4,6 +4,9 @@ Each computes what the op itself does, in the same type: singles for half types,
 and the type of the result where the op turns the number into that first. `kind` is the type of the result.
 """
 
+# What torch calls for `F.pad` is private to it.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -166,5 +169,6 @@ TWINS: dict[object, Twin] = {
     torch.where: Twin(_where, ("input", "other")),
     "where": Twin(_where_of, ("other",)),
     F.pad: Twin(_pad, ("value",)),
+    torch._C._nn.pad: Twin(_pad, ("value",)),
 }
 """By what a node calls."""
