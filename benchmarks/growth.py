@@ -110,6 +110,18 @@ def steps(count: int) -> Program:
     return Cell(32), (torch.randn(count, 4, 32),)
 
 
+def schedule(count: int) -> Program:
+    """Steps of a cell in Python, by numbers that change with the step."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        for t in range(count):
+            made = torch.lerp(h, torch.tanh(h @ w), 1 / (t + 1))
+            h = torch.add(made, x, alpha=0.1 * t).clamp(min=-t - 1, max=t + 1)
+        return h
+
+    return run, (torch.randn(4, 32), torch.randn(32, 32) / 8, torch.randn(4, 32))
+
+
 def results(ops: int) -> Program:
     """Many results of one input."""
     return lambda x: [torch.sin(x + k) * k for k in range(ops // 3)], (torch.randn(64, 64),)
@@ -134,6 +146,7 @@ FAMILIES: Mapping[str, tuple[Callable[[int], Program], tuple[int, ...], bool]] =
     "mixed": (mixed, (500, 1000, 2000, 4000), False),
     "tower": (tower, (8, 16, 32, 64, 128), False),
     "steps": (steps, (10, 40, 160, 640), False),
+    "schedule": (schedule, (10, 40, 160), False),
     "results": (results, (500, 1000, 2000, 4000), False),
     "inputs": (inputs, (500, 1000, 2000, 4000), False),
     "trained chain": (chain, (500, 1000, 2000), True),

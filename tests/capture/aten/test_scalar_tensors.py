@@ -44,3 +44,14 @@ def test_its_gradient_is_not_off_in_one_direction() -> None:
     compiled = torch.compile(run, backend=tilewright.backend)
     exact = gradient(run, torch.float64)
     assert abs(gradient(compiled, torch.float16) - exact) <= 2.0**-11 * exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_compared_with_a_number_is_rounded(dtype: torch.dtype) -> None:
+    """Unlike factors: `h > 0.3` is false where h is what the type holds of 0.3."""
+
+    def run(h: Tensor) -> tuple[Tensor, ...]:
+        return h > 0.3, h == 0.1, h <= 0.1, 0.7 > h, torch.nn.functional.hardshrink(h, 0.3)
+
+    h = torch.linspace(-1, 1, 21).to(dtype)
+    torch.testing.assert_close(tilewright.compile(run, (h,))(h), run(h), rtol=0, atol=0)

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch._functorch._aot_autograd.schemas import OutputType
 
 from tilewright.capture.loops.leaving import memories_of, overlaps, seen_to_write
-from tilewright.capture.loops.unrolled import val_of
+from tilewright.capture.loops.nodes import val_of
 from tilewright.errors import UnsupportedError
 
 

@@ -140,7 +140,17 @@ class Call:
     def promote(self, *args: Value | Number, kind: Kind = DEFAULT) -> list[Value | Expr]:
         """Operands of an elementwise op in one type, by torch's promotion rules; casts are inserted where needed."""
         to = common_type(args, kind)
+        if kind is ALWAYS_BOOL:
+            args = tuple(a if isinstance(a, Value) else compared(a, to) for a in args)
         return [self.to(a, to) if isinstance(a, Value) else self.number(a, to) for a in args]
+
+
+def compared(value: Number, dtype: DType) -> Number:
+    """A number as torch compares with it: of half types it takes what they hold of it, where sums and products take
+    all digits."""
+    if isinstance(value, Expr) or not dtype.is_half:
+        return value
+    return torch.tensor(value, dtype=to_torch(dtype)).item()
 
 
 def constant(value: Const, dtype: DType) -> Expr:

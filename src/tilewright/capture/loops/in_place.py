@@ -17,7 +17,8 @@ from tilewright.capture.modes import MODES, SET_GRADIENTS, nodes_without_gradien
 from tilewright.tuning.search_limits import REPEATS
 
 from .leaving import memories_of, overlaps
-from .unrolled import Lifted, Own, Sliced, Steps, Unlike, val_of
+from .nodes import val_of
+from .unrolled import Lifted, Own, Sliced, Steps, Unlike
 
 
 class Writes(Unlike):

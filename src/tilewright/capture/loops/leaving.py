@@ -23,7 +23,8 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .unrolled import Unlike, val_of
+from .nodes import val_of
+from .unrolled import Unlike
 
 
 class Watch(TorchDispatchMode):

@@ -14,7 +14,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tilewright.capture.modes import MODES
 from tilewright.tuning.thresholds import LOOPS
 
-from .unrolled import Lifted, Own, Sliced, Steps, arguments_of, val_of
+from .nodes import arguments_of, val_of
+from .unrolled import Lifted, Own, Sliced, Steps
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
+from torch.fx.node import Argument
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
@@ -29,6 +31,9 @@ from .beside_values import check_beside
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
+from .nodes import arguments_of, val_of
+from .numbers.places import ARITHMETIC, twin_of
+from .numbers.stepping import fill, number_for, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .scanned import CHECKPOINTS, Loop, replace_by_scan, tensors_of, written_of
@@ -36,18 +41,7 @@ from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.rows import write_rows_once
-from .stepping import fill, number_for, type_of
-from .unrolled import (
-    ARITHMETIC,
-    BeginsUnlike,
-    Numbers,
-    Steps,
-    Unlike,
-    arguments_of,
-    classify_reads,
-    runs,
-    val_of,
-)
+from .unrolled import BeginsUnlike, Numbers, Steps, Unlike, classify_reads, runs
 
 LOG = logging.getLogger("tilewright")
 
@@ -257,15 +251,20 @@ def _copied(
         number = found.sliced.get(at)
         if not isinstance(number, Numbers) or fills:
             return a
-        return number_for(graph, values[at], number, node)
+        return values[at] if twin else number_for(graph, values[at], number, node)
 
     given = [(m, p) for p in range(len(arguments_of(node)))]
-    numbers = [values[at] for at in given if isinstance(found.sliced.get(at), Numbers)]
-    fills = node.target not in ARITHMETIC
-    args, kwargs = visit(node.args), visit(node.kwargs)
-    made = graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
+    numbers = {at[1]: values[at] for at in given if isinstance(found.sliced.get(at), Numbers)}
+    twin = twin_of(node, frozenset(numbers))
+    fills = twin is None and node.target not in ARITHMETIC
+    args = cast(tuple[Argument, ...], visit(node.args))
+    kwargs = cast(dict[str, Argument], visit(node.kwargs))
+    if twin is None:
+        made = graph.create_node(node.op, node.target, args, kwargs)
+    else:
+        made = graph.call_function(twin.function, args, {**kwargs, "kind": cast(Tensor, val_of(node)).dtype})
     made.meta = written_of(node)
-    return fill(graph, made, numbers[0], node) if numbers and fills else made
+    return fill(graph, made, next(iter(numbers.values())), node) if numbers and fills else made
 
 
 def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:

@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 from tilewright.capture.modes import SET_GRADIENTS, nodes_without_gradients
 
 from .lifted import PRODUCTS
+from .nodes import val_of
+from .numbers.stepping import type_of
 from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
-from .stepping import type_of
-from .unrolled import TAKES, Lifted, Numbers, Own, Sliced, Steps, Taken, val_of
+from .unrolled import TAKES, Lifted, Numbers, Own, Sliced, Steps, Taken
 
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""

@@ -14,24 +14,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
-_SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne")
-_NAMES = (*(n for n in _SIGNS if n not in ("truediv", "floordiv", "mod")), "div", "floor_divide", "remainder")
-ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
-"""What a number and a tensor without dims mean the same to, if that has the number's type."""
+from .nodes import arguments_of, val_of
+from .numbers.places import takes_number
 
 TAKES = (
     operator.getitem, torch.unbind, "unbind", torch.select, "select", torch.narrow, "narrow", torch.split, "split",
     torch.chunk, "chunk",
 )  # fmt: skip
 """What takes parts of a tensor, and nothing else."""
-
-FILLS = (torch.full, torch.full_like, "new_full")
-"""What fills a tensor with a number."""
-
-
-def val_of(node: fx.Node) -> object:
-    """What stands for the value of a node while torch captures, or in an exported program."""
-    return node.meta["example_value"] if "example_value" in node.meta else node.meta.get("val")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +157,18 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
     same ones differ from the step before, and plain ones by the same; longest first."""
     where = {n: (k, m) for k, window in enumerate(windows) for m, n in enumerate(window)}
 
-    def source(k: int, n: fx.Node, a: object, b: object) -> tuple[object, ...]:
+    def source(k: int, n: fx.Node, p: int, a: object, b: object) -> tuple[object, ...]:
         if not isinstance(a, fx.Node):
-            return ("plain", _change(n, a, b))
+            return ("plain", _change((n, p), a, b))
         step, number = where.get(a, (-1, 0))
         inside = step >= 0 and k - step <= REPEATS.max_steps_back
         return (k - step, number) if inside else ("outside", a is not b)
 
     def sources(k: int) -> list[tuple[object, ...]]:
         return [
-            source(k, n, a, b)
+            source(k, n, p, a, b)
             for n, before in zip(windows[k], windows[k - 1], strict=True)
-            for a, b in zip(arguments_of(n), arguments_of(before), strict=True)
+            for p, (a, b) in enumerate(zip(arguments_of(n), arguments_of(before), strict=True))
         ]
 
     runs: list[tuple[int, int]] = []
@@ -194,46 +184,13 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
     return sorted(runs, key=lambda r: r[0] - r[1])
 
 
-def _change(node: fx.Node, now: object, before: object) -> object:
+def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     """By how much a plain argument of a node differs from that of the step before. Numbers may differ at will."""
-    if type(now) in (int, float) and type(before) in (int, float) and _takes_numbers(node):
+    if type(now) in (int, float) and type(before) in (int, float) and takes_number(*at):
         return 0
     if type(now) is int and type(before) is int:
         return now - before
     return type(now) is type(before) and now == before
-
-
-def _takes_numbers(node: fx.Node) -> bool:
-    known = node.target in ARITHMETIC or node.target in FILLS
-    return known and isinstance(val_of(node), Tensor) or is_one_number(node)
-
-
-def is_one_number(node: fx.Node) -> bool:
-    """Whether a node makes a tensor of one number."""
-    made = val_of(node)
-    return node.target is torch.tensor and isinstance(made, Tensor) and made.numel() == 1
-
-
-def arguments_of(node: fx.Node) -> list[object]:
-    """All nodes and plain values among the arguments, in order."""
-    found: list[object] = []
-
-    def visit(a: object) -> None:
-        if isinstance(a, (list, tuple)):
-            for x in a:  # pyright: ignore[reportUnknownVariableType]
-                visit(x)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(a, dict):
-            for x in a.values():  # pyright: ignore[reportUnknownVariableType]
-                visit(x)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(a, slice):
-            for x in (a.start, a.stop, a.step):
-                visit(x)
-        else:
-            found.append(a)
-
-    visit(node.args)
-    visit(node.kwargs)
-    return found
 
 
 def classify_reads(windows: list[list[fx.Node]]) -> Steps:
@@ -279,7 +236,7 @@ def _read(
     if not isinstance(second, fx.Node):
         if any(type(a) is not type(second) or a != second for a in across):
             node = made.windows[1][at[0]]
-            if not _takes_numbers(node) or not all(type(a) in (int, float) for a in across):
+            if not takes_number(node, at[1]) or not all(type(a) in (int, float) for a in across):
                 raise Unlike(f"an argument of {node.target} differs from step to step")
             made.sliced[at] = Numbers(cast(tuple[float, ...], tuple(across)))
         return

@@ -12,10 +12,11 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.loops.leaving import memories_of, written_by
-from tilewright.capture.loops.unrolled import Unlike, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import Unlike
 from tilewright.capture.modes import nodes_without_gradients
 
-from .in_place_ops import IN_PLACE
+from .in_place_ops import IN_PLACE, writes_apart
 
 
 def compute_apart(gm: fx.GraphModule) -> fx.GraphModule:
@@ -70,8 +71,7 @@ def _target(node: fx.Node) -> object:
     """What a node of a known op writes over."""
     if "out" in node.kwargs:
         return node.kwargs["out"]
-    known = node.target in IN_PLACE or node.target == "copy_" and isinstance(node.args[1], fx.Node)
-    return node.args[0] if known and node.args else None
+    return node.args[0] if node.args and writes_apart(node) else None
 
 
 def _looks_alike(example: FakeTensor, node: fx.Node) -> bool:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tilewright.capture.loops.unrolled import Unlike, is_basic_index, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import Unlike, is_basic_index
 
-from .in_place_ops import IN_PLACE
+from .in_place_ops import IN_PLACE, writes_apart
 
 LOG = logging.getLogger("tilewright")
 
@@ -52,8 +53,7 @@ def _part_written(node: fx.Node) -> fx.Node | None:
     part = node.args[0] if node.args else None
     if not isinstance(part, fx.Node) or not _is_part(part) or len(node.args) < 2:
         return None
-    known = node.target in IN_PLACE or node.target == "copy_" and isinstance(node.args[1], fx.Node)
-    return part if known and node.op in ("call_function", "call_method") else None
+    return part if writes_apart(node) and node.op in ("call_function", "call_method") else None
 
 
 def _is_part(node: fx.Node) -> bool:

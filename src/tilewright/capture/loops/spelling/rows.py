@@ -17,7 +17,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.loops.leaving import memories_of, overlaps
-from tilewright.capture.loops.unrolled import is_basic_index, is_full_slice, spelled_index, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import is_basic_index, is_full_slice, spelled_index
 from tilewright.capture.modes import nodes_without_gradients
 
 

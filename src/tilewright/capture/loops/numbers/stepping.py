@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from .unrolled import Numbers, Unlike, val_of
+from tilewright.capture.loops.nodes import val_of
+from tilewright.capture.loops.unrolled import Numbers, Unlike
 
 _WIDE = (torch.float64, torch.complex128)
 

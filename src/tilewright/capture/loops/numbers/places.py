@@ -1,0 +1,90 @@
+"""Which arguments of an op may be another number in each step of a loop."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.capture.loops.nodes import arguments_of, val_of
+
+from .activations import ACTIVATIONS
+from .twins import TWINS, Twin
+
+_SIGNS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor",
+    "lshift", "rshift",
+)  # fmt: skip
+_NAMES = (
+    "add", "sub", "mul", "div", "pow", "lt", "le", "gt", "ge", "eq", "ne", "floor_divide", "remainder", "fmod",
+    "subtract", "multiply", "divide", "true_divide", "less", "less_equal", "greater", "greater_equal", "not_equal",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "xlogy", "copysign",
+)  # fmt: skip
+ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
+"""What a number and a tensor without dims mean the same to, if that has the number's type."""
+
+FILLS = (torch.full, torch.full_like, "new_full")
+"""What fills a tensor with a number."""
+
+
+def takes_number(node: fx.Node, place: int) -> bool:
+    """Whether the argument of this number may be another number in each step."""
+    made = val_of(node)
+    if is_one_number(node):
+        return True
+    if not isinstance(made, Tensor):
+        return False
+    return place in _twin_places(node) or node.target in ARITHMETIC or node.target in FILLS
+
+
+def twin_of(node: fx.Node, changing: frozenset[int]) -> Twin | None:
+    """What computes the same as `node` of tensors in the place of the numbers that change, if the op itself takes
+    none there."""
+    twin = _known(node)
+    return twin if twin is not None and changing & _twin_places(node) else None
+
+
+def is_one_number(node: fx.Node) -> bool:
+    """Whether a node makes a tensor of one number."""
+    made = val_of(node)
+    return node.target is torch.tensor and isinstance(made, Tensor) and made.numel() == 1
+
+
+def _known(node: fx.Node) -> Twin | None:
+    return TWINS.get(node.target) or ACTIVATIONS.get(node.target)
+
+
+def _twin_places(node: fx.Node) -> frozenset[int]:
+    """The numbers of the arguments that the twin of a node takes as tensors."""
+    twin = _known(node)
+    if twin is None:
+        return frozenset()
+    counted = iter(range(len(arguments_of(node))))
+
+    def numbered(a: object) -> object:
+        """The number of a plain argument; None for what holds others, whose numbers are passed over."""
+        inside = [a.start, a.stop, a.step] if isinstance(a, slice) else a
+        if isinstance(inside, dict):
+            inside = [*cast(dict[str, object], inside).values()]
+        if isinstance(inside, (list, tuple)):
+            for x in cast(list[object], inside):
+                numbered(x)
+            return None
+        return next(counted)
+
+    args = [numbered(a) for a in node.args]
+    kwargs = {name: numbered(a) for name, a in node.kwargs.items()}
+    try:
+        given = _signature(twin).bind(*args, **kwargs, kind=None).arguments
+    except TypeError:  # a spelling of the op that the twin does not know
+        return frozenset()
+    return frozenset(p for name in twin.numbers if isinstance(p := given.get(name), int))
+
+
+@cache
+def _signature(twin: Twin) -> inspect.Signature:
+    return inspect.signature(twin.function)
