@@ -14,7 +14,8 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
-from .pack_rows import pack_rows
+from .sides.merge_sides import merge_sides
+from .sides.pack_rows import pack_rows
 from .row_parts import in_row_parts
 from .unit_row import with_unit_row
 
@@ -25,6 +26,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "any_as_int": lambda form, target, hints, numbers: any_as_int(form),
     "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
     "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
+    "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
     "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),

@@ -35,13 +35,14 @@ from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     """Other schedules of a form, the fastest by the model first; none if it is no plain product of matrices."""
-    product = plain_product(found.form)
+    merged = by.take("merge_sides", found.form)
+    product = plain_product(merged)
     if product is None:
         return ()
     target, hints = by.target, by.hints
     made: list[Solution] = []
     for tiles in _kept(product, target, hints):
-        form, schedule = by.completed(found.form, schedule_of_tiles(product, tiles, hints))
+        form, schedule = by.completed(merged, schedule_of_tiles(product, tiles, hints))
         try:
             check_roles(form, schedule)
         except IllegalSchedule:
