@@ -17,6 +17,7 @@ from .lane_softmax import in_accesses
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
 from .row_parts import in_row_parts
+from .sides.walk_sums import walk_sums
 from .unit_row import with_unit_row
 
 Numbers = Mapping[Axis, int]
@@ -31,6 +32,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
+    "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),
     "with_companions": lambda form, target, hints, numbers: with_companions(form),
     "with_unit_row": lambda form, target, hints, numbers: with_unit_row(form, target, hints),
 }

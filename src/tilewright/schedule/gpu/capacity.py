@@ -14,6 +14,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_MATMUL
 
+from .matmul_cost import matmul_tiles
 from .matmul import Blocks, Products, blocks_of, registers, shared_bytes
 
 _LAW = "a tile fits the level that holds it"
@@ -22,8 +23,13 @@ _LAW = "a tile fits the level that holds it"
 def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
     """Raise IllegalSchedule, with level, need and capacity, if products of blocks need more registers of a thread, or
     more shared memory of a block, than there is; what has none is not held against anything."""
+    plain = matmul_tiles(form, schedule)
     found = blocks_of(form, schedule, target)
-    if found is not None:
+    if plain is not None:
+        said = excess(plain[0].known(plain[1].depth(plain[0])), plain[1].blocks, target)
+        if said:
+            raise IllegalSchedule(said, law=_LAW)
+    elif found is not None:
         known, blocks = found
         said = excess(known, replace(blocks, halves=not schedule.reductions.blockwise), target)
         if said:

@@ -24,7 +24,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis
-from tilewright.ir.form import Form
+from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.cost import traffic
@@ -48,11 +48,22 @@ class PlainProduct:
     sums: tuple[int, ...]
     operand: DType
     operands: Mapping[Axis, int]
+    walked: Axis | None = None
+    """The class of steps, each of which sums all of k: then k is a part of what is summed."""
 
     def is_one_step(self, depth: int) -> bool:
         """Whether steps of `depth` are a single one, whatever the sizes."""
         extent = dims.static(self.k.extent)
-        return extent is not None and extent <= depth
+        return self.walked is None and extent is not None and extent <= depth
+
+    def depth(self, hints: SizeHints) -> int:
+        """Products that are summed."""
+        whole = self.k.extent if self.walked is None else dims.mul(self.walked.extent, self.k.extent)
+        return max(1, hints.estimate(whole))
+
+    def steps(self, depth: int, hints: SizeHints) -> int:
+        """Steps of a sum that takes `depth` products in each."""
+        return -(-self.depth(hints) // depth)
 
     def known(self, depth: int) -> Products:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
@@ -71,6 +82,10 @@ class Tiles:
     columns: Axis
     order: int = 0
 
+    def depth(self, product: PlainProduct) -> int:
+        """Products of a step's sums."""
+        return self.blocks.tiles[product.k]
+
     @property
     def height(self) -> int:
         """Rows of a block."""
@@ -82,21 +97,22 @@ class Tiles:
         return self.blocks.tiles[self.columns]
 
 
-def plain_product(form: Form) -> PlainProduct | None:
-    """The product of halves that a form is: one class a side, any number of batch classes and pointwise ops behind it;
-    None for another form."""
-    sides = {i.id: product_sides(i) for i in form.folds.values()}
+def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None:
+    """The product of halves that a form is: one class a side, besides that of steps that are `walked`, any number of
+    batch classes and pointwise ops behind it; None for another form."""
+    sides = {i.id: _sides(i, walked) for i in form.folds.values()}
     found = [s for s in sides.values() if s is not None and all(len(side) == 1 for side in s)]
     if not found or len(found) < len(sides) or listed_tiles(form):
         return None
     (m,), (n,), (k,) = found[0]
     if any({*left, *right} != {m, n} or folded != [k] for left, right, folded in found):
         return None
-    batch = tuple(a for a in form.classes() if a not in (m, n, k))
+    batch = tuple(a for a in form.classes() if a not in (m, n, k, walked))
     kept = {*batch, m, n}
-    if any(set(i.axes) - {k} != kept or i.scan is not None for i in form.items):
+    if any(set(i.axes) - {k, walked} != kept or i.scan is not None for i in form.items):
         return None
-    tiles = dict.fromkeys(batch, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
+    ones = [*batch] if walked is None else [*batch, walked]
+    tiles = dict.fromkeys(ones, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
     made = [
         c for i in form.folds.values() if (c := contraction(i, form.params, tiles.__getitem__)) is not None
     ]
@@ -105,13 +121,23 @@ def plain_product(form: Form) -> PlainProduct | None:
         return None
     read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
     operands = Counter(a for a, _ in read)
-    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands)
+    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands, walked)
+
+
+def _sides(item: Item, walked: Axis | None) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
+    """The sides of a sum of products; its steps are none of the summed ones."""
+    found = product_sides(item)
+    if found is None or walked is None:
+        return found
+    left, right, folded = found
+    return (left, right, [a for a in folded if a != walked]) if walked in folded else None
 
 
 def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] | None:
     """The plain product that a form is and its tiles under a schedule; None if it is none, or has other roles."""
-    product = plain_product(form)
     plans = {c.axis: c for c in schedule.tiling.classes}
+    walked = [a for a, c in plans.items() if c.role is Role.STREAMED and c.tile == 1]
+    product = plain_product(form, *walked) if len(walked) < 2 else None
     if product is None or any(plans[a].role is not Role.GRID for a in (*product.batch, product.m, product.n)):
         return None
     rows, columns = (a for a in plans if a in (product.m, product.n))
@@ -142,7 +168,7 @@ class _Model:
         batch = math.prod(max(1, hints.estimate(a.extent)) for a in product.batch)
         self.grid, self.count = (rows, columns), batch * rows * columns
         self.depth = blocks.tiles[product.k]
-        self.steps = self.turns(product.k)
+        self.steps = product.steps(self.depth, hints)
         self.rounds = -(-self.count // target.cores)
         self.reached = min(1.0, target.alone * self.count / target.cores)
         self.together = self.blocks_of_a_core()
@@ -234,7 +260,7 @@ class _Model:
         """Bytes that are read more than once, since the last cache has no room for all operands: blocks of a wave share
         rows and columns, those of different waves share nothing."""
         rows, columns = self.grid
-        depth = self.hints.estimate(self.product.k.extent)
+        depth = self.product.depth(self.hints)
         once = (rows * self.row_bytes + columns * self.column_bytes) * depth
         if once <= room:
             return 0

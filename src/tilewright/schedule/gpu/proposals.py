@@ -15,6 +15,7 @@ from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
+from tilewright.form.steps import take
 from tilewright.ir.expr import Axis
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
@@ -42,7 +43,8 @@ def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     target, hints = by.target, by.hints
     made: list[Solution] = []
     for tiles in _kept(product, target, hints):
-        form, schedule = by.completed(merged, schedule_of_tiles(product, tiles, hints))
+        walked, own = _walked(product, tiles, target, hints)
+        form, schedule = by.completed(walked.form, schedule_of_tiles(walked, own, hints))
         try:
             check_roles(form, schedule)
         except IllegalSchedule:
@@ -56,11 +58,27 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
     shape = shape_of(product.form, hints)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
     made = schedule_of_blocks(product.form, shape, tiles.blocks, most, multiplied=True)
-    place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, product.k))}
+    steps = () if product.walked is None else (product.walked,)
+    place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, *steps, product.k))}
     classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
     return made.changed(
         classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors
     )  # fmt: skip
+
+
+def _walked(
+    product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints
+) -> tuple[PlainProduct, Tiles]:
+    """The same with a class for the steps of sums, where each is in one tap."""
+    depth = tiles.blocks.tiles[product.k]
+    form = take("walk_sums", product.form, target, hints, {product.k: depth})
+    if form is product.form:
+        return product, tiles
+    steps, within = (a for a in form.classes() if a not in product.form.classes())
+    made = plain_product(form, steps)
+    assert made is not None
+    own = {a: n for a, n in tiles.blocks.tiles.items() if a != product.k} | {steps: 1, within: depth}
+    return made, replace(tiles, blocks=replace(tiles.blocks, tiles=own))
 
 
 def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
