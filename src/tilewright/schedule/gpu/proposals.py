@@ -17,6 +17,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.form.steps import take
 from tilewright.ir.expr import Axis
+from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
@@ -71,7 +72,7 @@ def _walked(
 ) -> tuple[PlainProduct, Tiles]:
     """The same with a class for the steps of sums, where each is in one tap."""
     depth = tiles.blocks.tiles[product.k]
-    form = take("walk_sums", product.form, target, hints, {product.k: depth})
+    form = _in_steps(product, depth, target, hints)
     if form is product.form:
         return product, tiles
     steps, within = (a for a in form.classes() if a not in product.form.classes())
@@ -101,7 +102,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
 def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:
     """All tiles of a product, whether they fit or not."""
     batch = dict.fromkeys(product.batch, 1)
-    depths = _ladder(product.k, PROPOSALS.depths, hints)
+    depths = _depths(product, target, hints)
     for rows, columns in _sides(product, target, hints):
         tall, wide = (_ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
         for height, width, depth, warps in choices(tall, wide, depths, PROPOSALS.warps):
@@ -110,6 +111,18 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
             tiles = batch | {rows: height, columns: width, product.k: depth}
             for stages in (1,) if product.is_one_step(depth) else PROPOSALS.stages:
                 yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
+
+
+def _depths(product: PlainProduct, target: Target, hints: SizeHints) -> list[int]:
+    """Tiles of what is summed: those that stay in one tap, if they are no less than threads copy at once."""
+    found = _ladder(product.k, PROPOSALS.depths, hints)
+    walked = [d for d in found if _in_steps(product, d, target, hints) is not product.form]
+    return walked if max(walked, default=0) >= PROPOSALS.min_walked_depth else found
+
+
+def _in_steps(product: PlainProduct, depth: int, target: Target, hints: SizeHints) -> Form:
+    """The form with a class for the steps of sums, if each of them is in one tap; else as it is."""
+    return take("walk_sums", product.form, target, hints, {product.k: depth})
 
 
 def _variants(
