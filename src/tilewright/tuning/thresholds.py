@@ -400,6 +400,8 @@ class GpuMatmulThresholds:
     short_rows_rate_ratio: float
     overlap_loss_ratio: float
     read_over_copy_ratio: float
+    gathered_operations: int
+    gathered_registers: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

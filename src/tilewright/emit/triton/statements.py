@@ -30,11 +30,11 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.selection import MatrixMultiply
 from tilewright.ir.sizes import dims
+from tilewright.lower.runs import runs
 
 from .addresses import Places
 from .expr import Expressions
 from .reduce import print_merge
-from .runs import runs
 from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 MAX_BLOCK_ELEMENTS = 1 << 20

@@ -14,8 +14,8 @@ from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_MATMUL
 
-from .matmul_cost import matmul_tiles
 from .matmul import Blocks, Products, blocks_of, registers, shared_bytes
+from .matmul_cost import PlainProduct, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"
 
@@ -25,20 +25,27 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
     more shared memory of a block, than there is; what has none is not held against anything."""
     plain = matmul_tiles(form, schedule)
     found = blocks_of(form, schedule, target)
+    said = ""
     if plain is not None:
-        said = excess(plain[0].known(plain[1].depth(plain[0])), plain[1].blocks, target)
-        if said:
-            raise IllegalSchedule(said, law=_LAW)
+        said = product_excess(plain[0], plain[1].blocks, target)
     elif found is not None:
         known, blocks = found
         said = excess(known, replace(blocks, halves=not schedule.reductions.blockwise), target)
-        if said:
-            raise IllegalSchedule(said, law=_LAW)
+    if said:
+        raise IllegalSchedule(said, law=_LAW)
 
 
-def excess(known: Products, blocks: Blocks, target: Target) -> str:
-    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
+def product_excess(product: PlainProduct, blocks: Blocks, target: Target) -> str:
+    """The same as `excess`, of a plain product."""
+    known = product.known(blocks.tiles[product.k])
+    return excess(known, blocks, target, product.gathered_elements(blocks))
+
+
+def excess(known: Products, blocks: Blocks, target: Target, gathered: int = 0) -> str:
+    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can. So many elements
+    of operands are `gathered` by threads."""
     held, room = registers(known, blocks, target), min(GPU_MATMUL.max_registers, target.vector_registers)
+    held += int(gathered * GPU_MATMUL.gathered_registers / (blocks.warps * target.lanes))
     if held > room:
         return f"registers hold {room} numbers of a thread, and a tile needs {held}"
     near = target.level(MemoryKind.SHARED)

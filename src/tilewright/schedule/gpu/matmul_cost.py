@@ -1,13 +1,14 @@
 """Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
 
     seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
-    terms   = multiply, shared, L2, device, arrival
+    terms   = multiply, shared, L2, device, arrival, gathering
 
     multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
     shared   = rounds * bytes that matrix units read and copies write / (bandwidth / cores)
     L2       = blocks * (rows + columns) * depth * bytes / bandwidth
     device   = what waves of blocks read that share rows and columns of operands, / bandwidth
     arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
+    gathering = rounds * elements that no copy takes * operations for each / (rate of threads / cores)
 
 A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
 """
@@ -16,20 +17,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis
+from tilewright.ir.expr import Axis, Expr, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.runs import side_by_side
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.target import MatrixUnit, MemoryKind, Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
 from .matmul import Blocks, Products, registers, shared_bytes
 
@@ -48,6 +50,8 @@ class PlainProduct:
     sums: tuple[int, ...]
     operand: DType
     operands: Mapping[Axis, int]
+    gathered: frozenset[Axis]
+    """The sides of which threads load single elements, since none lie side by side that could be copied at once."""
     walked: Axis | None = None
     """The class of steps, each of which sums all of k: then k is a part of what is summed."""
 
@@ -65,6 +69,10 @@ class PlainProduct:
         """Steps of a sum that takes `depth` products in each."""
         return -(-self.depth(hints) // depth)
 
+    def gathered_elements(self, blocks: Blocks) -> int:
+        """Elements of a step's operands that threads load one by one."""
+        return blocks.tiles[self.k] * sum(blocks.tiles[a] for a in self.gathered)
+
     def known(self, depth: int) -> Products:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
         streamed = () if self.is_one_step(depth) else (self.k,)
@@ -81,10 +89,6 @@ class Tiles:
     rows: Axis
     columns: Axis
     order: int = 0
-
-    def depth(self, product: PlainProduct) -> int:
-        """Products of a step's sums."""
-        return self.blocks.tiles[product.k]
 
     @property
     def height(self) -> int:
@@ -121,7 +125,15 @@ def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None
         return None
     read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
     operands = Counter(a for a, _ in read)
-    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands, walked)
+    gathered = frozenset(a for a, e in read if _is_gathered(e, (a, k), made[0].operand))
+    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands, gathered, walked)
+
+
+def _is_gathered(operand: Expr, axes: Sequence[Axis], dtype: DType) -> bool:
+    """Whether fewer elements of an operand lie side by side than the smallest copy takes."""
+    offsets = [x.args[0] for x in walk(operand) if x.op == "read"]
+    least = GPU_COST.min_copy_bytes // dtype.bytes
+    return any(side_by_side(offset, axes, CONTRACTION.min_block_side) < least for offset in offsets)
 
 
 def _sides(item: Item, walked: Axis | None) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
@@ -153,7 +165,9 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
 def matmul_seconds(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch."""
     model = _Model(product, tiles, target, hints)
-    terms = (model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival())
+    terms = (
+        model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering()
+    )  # fmt: skip
     loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
     return target.launch_seconds + model.waiting() + max(terms) + loss
 
@@ -169,6 +183,7 @@ class _Model:
         self.grid, self.count = (rows, columns), batch * rows * columns
         self.depth = blocks.tiles[product.k]
         self.steps = product.steps(self.depth, hints)
+        self.stages = 1 if product.gathered else blocks.stages
         self.rounds = -(-self.count // target.cores)
         self.reached = min(1.0, target.alone * self.count / target.cores)
         self.together = self.blocks_of_a_core()
@@ -239,10 +254,16 @@ class _Model:
         """A step's operands take as long as memory answers, whatever their size."""
         return self.rounds * self.steps * self.target.latency / (self._steps_ahead() * self._side_by_side())
 
+    def gathering(self) -> float:
+        """What threads compute to load single elements."""
+        elements = self.product.gathered_elements(self.tiles.blocks)
+        operations = self.rounds * self.steps * elements * GPU_MATMUL.gathered_operations
+        return 2 * operations * self.target.cores / self.target.flops
+
     def waiting(self) -> float:
         """Each step ends at a barrier, which the steps ahead hide, or without these waits for memory; a block begins
         and ends alone, with its first operands and its results under way."""
-        alone = 2 + (self.steps if self.tiles.blocks.stages == 1 else 0)
+        alone = 2 + (self.steps if self.stages == 1 else 0)
         steps = self.steps * GPU_MATMUL.step_seconds / self._steps_ahead()
         return (steps + alone * self.target.latency) * self.rounds / self._side_by_side()
 
@@ -250,7 +271,7 @@ class _Model:
         return min(self.together, self.rounds)
 
     def _steps_ahead(self) -> int:
-        return max(1, min(self.steps, self.tiles.blocks.stages - 1))
+        return max(1, min(self.steps, self.stages - 1))
 
     def _copied_ahead(self) -> int:
         """Bytes that a block has under way."""

@@ -30,7 +30,7 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
-from .capacity import excess
+from .capacity import product_excess
 from .matmul import Blocks
 from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
 
@@ -84,10 +84,8 @@ def _walked(
 
 def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
-    legal = [
-        t for t in _candidates(product, target, hints)
-        if not excess(product.known(t.blocks.tiles[product.k]), t.blocks, target)
-    ]  # fmt: skip
+    found = _candidates(product, target, hints)
+    legal = [t for t in found if not product_excess(product, t.blocks, target)]
     price = partial(matmul_seconds, product, target=target, hints=hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
     kept: list[Tiles] = []
@@ -109,7 +107,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
             if height * width < warps * GPU_MATMUL.warp_elements:
                 continue
             tiles = batch | {rows: height, columns: width, product.k: depth}
-            for stages in (1,) if product.is_one_step(depth) else PROPOSALS.stages:
+            for stages in (1,) if product.is_one_step(depth) or product.gathered else PROPOSALS.stages:
                 yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from tilewright.ir.expr import Axis, Expr, axis, substitute
 from tilewright.ir.sizes import dims
-from tilewright.lower.variants import is_index
+
+from .variants import is_index
 
 LARGEST = 1 << 16
 """The largest multiple that is told."""
@@ -24,6 +25,15 @@ class Run(NamedTuple):
 
     length: int
     multiple: int
+
+
+def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
+    """Elements that one access may take of blocks of `tile` values of each axis, as many as lie side by side, begin at
+    a multiple of so many, and are a power of two; sizes that are not known may be multiples of any."""
+    sizes = {s: dims.mul(s, dims.integer(LARGEST)) for s in dims.symbols_of(offset)}
+    even = substitute(offset, sizes) if is_index(offset) else offset
+    found = [_run(even, a, tile) for a in axes] if is_index(even) else []
+    return max((min(r) for r in found), default=1)
 
 
 def runs(
