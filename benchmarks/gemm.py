@@ -120,7 +120,12 @@ class Kernels:
 def kernels(shape: Shape, target: Target) -> Kernels:
     """The kernel of a shape with its usual schedule, and with each that is proposed, the best by the model first."""
     given = [torch.empty(rows, shape.k, dtype=torch.float16) for rows in (shape.m, shape.n)]
-    traced = make_fx(multiplied, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
+    return kernels_of(multiplied, given, target)
+
+
+def kernels_of(function: Call, given: Sequence[Tensor], target: Target) -> Kernels:
+    """The same of a function that is one kernel for inputs as they are `given`."""
+    traced = make_fx(function, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
     graph = normalise(from_fx(traced))
     results = tuple(v for v in graph.outputs if isinstance(v, Value))
     kernel = Kernel(tuple(op for op in graph.ops if op.expr is not None), results)
@@ -236,6 +241,12 @@ def times(timed: Timed, error: float, right: bool) -> Facts:
 
 def described(shape: Shape, found: Kernels, ran: Mapping[str, Facts]) -> Facts:
     """What is known of a shape's schedules, those that `ran` with their times."""
+    schedules: dict[str, record.Json] = {**schedule_facts(found, ran)}
+    return {"m": shape.m, "k": shape.k, "n": shape.n, "schedules": schedules}
+
+
+def schedule_facts(found: Kernels, ran: Mapping[str, Facts]) -> dict[str, Facts]:
+    """What is known of each schedule of a kernel, with the times of those that `ran`."""
     schedules: dict[str, Facts] = {}
     for name, scheduled in found.scheduled.items():
         facts: Facts = {"schedule": str(scheduled.schedule), "modelled_us": (scheduled.seconds or 0.0) * 1e6}
@@ -245,7 +256,7 @@ def described(shape: Shape, found: Kernels, ran: Mapping[str, Facts]) -> Facts:
             told = found.built[name].facts
             facts |= {"registers": told.registers, "spills": told.spills, "shared_bytes": told.shared}
         schedules[name] = facts | ran.get(name, {})
-    return {"m": shape.m, "k": shape.k, "n": shape.n, "schedules": schedules}
+    return schedules
 
 
 def child(shape: Shape, arguments: argparse.Namespace) -> None:
