@@ -14,9 +14,9 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
+from .row_parts import in_row_parts
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
-from .row_parts import in_row_parts
 from .sides.walk_sums import walk_sums
 from .unit_row import with_unit_row
 

@@ -39,10 +39,10 @@ def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
 def runs(
     offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
 ) -> list[Run] | None:
-    """The runs of an offset along block axes; None where quotients hide none. Blocks of the axes in `even` begin at
-    multiples of their tiles."""
+    """The runs of an offset along block axes; None where quotients hide none, or sizes are not known (of what these are
+    multiples, the language's compiler is told). Blocks of the axes in `even` begin at multiples of their tiles."""
     hidden = [a for a in axes if dims.coefficient(offset, axis(a)) is None]
-    if not hidden or not is_index(offset):
+    if not hidden or not is_index(offset) or dims.symbols_of(offset):
         return None
     return [_run(offset, a, tiles[a] if a in even else 1) for a in axes]
 

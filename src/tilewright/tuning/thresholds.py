@@ -238,6 +238,8 @@ class FormThresholds:
 
     max_exponent_factors: int
     max_packed_rows: int
+    max_block_rows: int
+    max_line_elements: int
     max_part_elements: int
     min_part_elements: int
 

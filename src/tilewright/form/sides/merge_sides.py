@@ -7,14 +7,16 @@ that order in which an operand is read along memory for longest, so that threads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_classes import terms_of
-from tilewright.ir.expr import Axis, Expr, axis, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import FORMS
 
 from .fuse import fuse
 
@@ -72,14 +74,25 @@ def _stored(form: Form, side: Sequence[Axis]) -> tuple[Axis, ...] | None:
 
 
 def _read_along_memory(form: Form, folded: Sequence[Axis]) -> tuple[Axis, ...] | None:
-    """Classes of sums in the order of an operand in memory, in which operands are read along it for longest."""
+    """Classes of sums in the order of an operand in memory, in which most is read along it: of both operands as much as
+    a line holds, times what a block has of rows."""
     offsets = list(dict.fromkeys(offset for i in form.folds.values() for _, offset in i.accesses()))
     orders = [order for offset in offsets if (order := _in_order(offset, folded)) is not None]
 
-    def length(order: tuple[Axis, ...]) -> int:
-        return sum(_run(offset, order) for offset in offsets)
+    def along_memory(order: tuple[Axis, ...]) -> int:
+        return sum(
+            min(_run(offset, order), FORMS.max_line_elements) * _rows(offset, folded) for offset in offsets
+        )
 
-    return max(orders, key=length, default=None)
+    return max(orders, key=along_memory, default=None)
+
+
+def _rows(offset: Expr, folded: Sequence[Axis]) -> int:
+    """Rows of an operand, no more than a block has."""
+    kept = [x.value for x in axes_of(offset) if isinstance(x.value, Axis) and x.value not in folded]
+    extents = [dims.static(a.extent) for a in kept]
+    known = [n for n in extents if n is not None]
+    return min(math.prod(known), FORMS.max_block_rows) if len(known) == len(extents) else FORMS.max_block_rows
 
 
 def _run(offset: Expr, order: Sequence[Axis]) -> int:

@@ -32,5 +32,8 @@ def walk_sums(form: Form, lengths: Mapping[Axis, int]) -> Form:
 def _hides_taps(form: Form, a: Axis) -> bool:
     """Whether quotients and rests are taken of a class."""
     return any(
-        x.op in ("floordiv", "mod") and axis(a) in axes_of(x) for i in form.items for r in i.roots for x in walk(r)
+        x.op in ("floordiv", "mod") and axis(a) in axes_of(x)
+        for i in form.items
+        for r in i.roots
+        for x in walk(r)
     )
