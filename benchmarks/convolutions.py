@@ -3,7 +3,8 @@
 The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a bias and ReLU, at batch 1 and 32; with
 `--only`, ten of ResNet-50 (`R1` to `R10`) and other batches too (`R3x64`). Of each, the kernel with all schedules that
 are proposed is built and timed in replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with
-bias and ReLU as torch's ops; and in one pass (`cudnn_convolution_relu`). Each layer has a process of its own. With
+bias and ReLU as torch's ops; and in one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these
+are taken in parts too, which a second kernel merges (`s4p0`: four parts). Each layer has a process of its own. With
 `--device cpu` everything is built for an H100 and nothing runs.
 """
 
@@ -14,22 +15,29 @@ import re
 import sys
 import time
 import warnings
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks import gpu_report, gpu_turns, record
-from benchmarks.gemm import USUAL, Kernels, build, calls, kernels_of, schedule_facts, times
+from benchmarks.gemm import Kernels, build, captured, schedule_facts, times, unit_of
 from benchmarks.gpu_clock import Call, release, sets_needed, time_runs
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
+from tilewright.rewrite.split.products import part_counts, part_product
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.target import preset
+from tilewright.schedule.solver import Solver
+from tilewright.target import Target, preset
 
 aten = torch.ops.aten
 
@@ -39,6 +47,13 @@ ALLOWED = 2.0
 
 JOBS = 8
 """Layers that build at once."""
+
+MOST_PARTS = 16
+WORTH_A_TRY = 1.2
+"""Times the modelled seconds of the whole sum that parts may take."""
+
+KEPT_COUNTS, KEPT_IN_PARTS = 3, 4
+"""Numbers of parts that are built, the fastest by the model, and proposals of each."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,70 @@ INSTRUCTIONS = {
 """What is counted in the machine code."""
 
 
+@dataclass
+class Ways:
+    """All kernels of a row, and the ways to compute it: kernels in order, each with the places of its parameters in
+    (image, weight, bias, result, what lies between two kernels)."""
+
+    kernels: Kernels
+    steps: dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
+    between: dict[str, int]
+    """Numbers of singles that lie between two kernels, for ways with such."""
+    modelled: dict[str, float]
+
+    @property
+    def built(self) -> list[str]:
+        """The ways whose kernels are all there."""
+        return [w for w, steps in self.steps.items() if all(k in self.kernels.built for k, _ in steps)]
+
+
+def ways(layer: Layer, batch: int, target: Target) -> Ways:
+    """What is proposed for a layer, and for its sum in parts, the fastest by the model first."""
+    given = layer.inputs(batch, torch.device("cpu"))[:3]
+    graph, kernel = captured(lambda x, weight, bias: layer.convolved(x, weight, bias), given)
+    solver, found = Solver(target, Options()), Ways(Kernels({}, ()), {}, {}, {})
+
+    def add(
+        name: str, kernel: Kernel, layouts: Mapping[Value, Layout], *more: Value, best: int = 99
+    ) -> list[str]:
+        tensors = [*graph.inputs, *graph.outputs, *more]
+        names: list[str] = []
+        for k, proposal in enumerate(solver.proposals(kernel, layouts)[:best]):
+            names.append(f"{name}p{k}")
+            made = solver.solve(kernel, layouts, proposal.schedule)
+            found.kernels.scheduled[names[-1]] = made
+            found.steps[names[-1]] = ((names[-1], tuple(tensors.index(v) for v in made.params)),)
+            found.modelled[names[-1]] = proposal.seconds
+        return names
+
+    def in_parts(count: int) -> None:
+        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        assert halves is not None
+        layouts = {**graph.layouts, halves.between: halves.layout}
+        merge = solver.solve(halves.merge, layouts)
+        tensors = [*graph.inputs, *graph.outputs, halves.between]
+        last = (f"s{count}merge", tuple(tensors.index(v) for v in merge.params))
+        found.kernels.scheduled[last[0]] = merge
+        for name in add(f"s{count}", halves.parts, layouts, halves.between, best=KEPT_IN_PARTS):
+            found.steps[name] = (*found.steps[name], last)
+            found.between[name] = dims.static(halves.between.numel) or 0
+            found.modelled[name] += merge.seconds or 0.0
+
+    def modelled(count: int) -> float:
+        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        assert halves is not None
+        layouts = {**graph.layouts, halves.between: halves.layout}
+        first = next(iter(solver.proposals(halves.parts, layouts)))
+        return first.seconds + solver.price(halves.merge, layouts)
+
+    whole = add("", kernel, graph.layouts)
+    seconds = {count: modelled(count) for count in part_counts(kernel, MOST_PARTS)}
+    limit = WORTH_A_TRY * found.modelled[whole[0]]
+    for count in sorted((c for c, s in seconds.items() if s < limit), key=lambda c: seconds[c])[:KEPT_COUNTS]:
+        in_parts(count)
+    return found
+
+
 def row(name: str) -> tuple[Layer, int]:
     """The layer and the batch of a row. Raises KeyError or ValueError for a name that is none."""
     layer, _, batch = name.partition("x")
@@ -150,12 +229,31 @@ def errors(layer: Layer, found: Mapping[str, Call], inputs: Sequence[Tensor]) ->
     return made
 
 
-def measured(layer: Layer, batch: int, found: Kernels, store: Store, arguments: argparse.Namespace) -> Facts:
+def calls(found: Ways, store: Store, device: torch.device) -> dict[str, Call]:
+    """Each way as a function of (image, weight, bias, result)."""
+    unit = unit_of(found.kernels, gpu_target(device.index or 0), store, device)
+    number = {name: k for k, name in enumerate(found.kernels.built)}
+    room = torch.empty(max(found.between.values(), default=1), dtype=torch.float32, device=device)
+    prepared: dict[tuple[str, int], object] = {}
+
+    def call(way: str, *tensors: Tensor) -> Tensor:
+        key = (way, tensors[-1].data_ptr())
+        if key not in prepared:
+            pointers = array("Q", [t.data_ptr() for t in (*tensors, room)])
+            steps = [(number[k], [(place, 0) for place in places]) for k, places in found.steps[way]]
+            prepared[key] = unit.prepare(steps, pointers, array("q"))
+        prepared[key]()  # type: ignore[operator]
+        return tensors[-1]
+
+    return {way: partial(call, way) for way in found.built}
+
+
+def measured(layer: Layer, batch: int, found: Ways, store: Store, arguments: argparse.Namespace) -> Facts:
     """All times of one row. Needs the device alone."""
     device = torch.device(arguments.device)
     torch.backends.cudnn.benchmark = True
     sets = [layer.inputs(batch, device) for _ in range(sets_needed(layer.moved(batch), device))]
-    ours = calls(found, gpu_target(device.index or 0), store, device)
+    ours = calls(found, store, device)
     run = layer.peers() | ours
     wrong = errors(layer, run, sets[0])
     timed = time_runs({name: (call, sets) for name, call in run.items()}, device, arguments.rounds)
@@ -167,13 +265,18 @@ def measured(layer: Layer, batch: int, found: Kernels, store: Store, arguments: 
     facts: Facts = {f"{name}_us": seconds[name] * 1e6 for name in layer.peers()}
     if best is not None:
         facts |= {"ours_us": seconds[best] * 1e6, "TFLOP_per_s": layer.flops(batch) / seconds[best] / 1e12}
-    return schedules(found, ran) | facts | {"cudnn_error": wrong[PASS], "sets": len(sets), "best": best}
+    return described(found, ran) | facts | {"cudnn_error": wrong[PASS], "sets": len(sets), "best": best}
 
 
-def schedules(found: Kernels, ran: Mapping[str, Facts]) -> Facts:
-    """What is known of the schedules of a layer, those that `ran` with their times."""
-    facts = schedule_facts(found, ran)
-    return {"schedules": {name: told | instructions(found.built.get(name)) for name, told in facts.items()}}
+def described(found: Ways, ran: Mapping[str, Facts]) -> Facts:
+    """What is known of kernels and ways of a layer, those that `ran` with their times."""
+    facts = schedule_facts(found.kernels, {})
+    told = {name: f | instructions(found.kernels.built.get(name)) for name, f in facts.items()}
+    ways: dict[str, record.Json] = {
+        w: {"modelled_us": found.modelled[w] * 1e6, "kernels": len(steps)} | ran.get(w, {})
+        for w, steps in found.steps.items()
+    }
+    return {"kernels": {**told}, "ways": ways}
 
 
 def instructions(built: Built | None) -> Facts:
@@ -199,11 +302,9 @@ def child(name: str, arguments: argparse.Namespace) -> None:
     with turns.building():
         write(phase=BUILDING, flops=layer.flops(batch), bytes=layer.moved(batch))
         start = time.perf_counter()
-        given = layer.inputs(batch, torch.device("cpu"))[:3]
-        found = kernels_of(lambda x, weight, bias: layer.convolved(x, weight, bias), given, target)
-        del found.scheduled[USUAL]  # without matrices as a whole it is slow, and slow to build
-        build(found, target, store)
-        write(phase=TIMING, build_s=time.perf_counter() - start, **schedules(found, {}))
+        found = ways(layer, batch, target)
+        build(found.kernels, target, store)
+        write(phase=TIMING, build_s=time.perf_counter() - start, **described(found, {}))
     if device.type == "cuda":
         with turns.timing():
             write(**measured(layer, batch, found, store, arguments))
@@ -215,7 +316,7 @@ def summary(found: Mapping[str, Facts]) -> str:
     """One line for each row: cuDNN alone, with a pass, in one pass; the model's choice, the best, and its speed."""
     lines: list[list[str]] = []
     for name, facts in found.items():
-        told: Mapping[str, Facts] = facts.get("schedules", {})  # type: ignore[assignment]
+        told: Mapping[str, Facts] = facts.get("ways", {})  # type: ignore[assignment]
         first = told.get("p0", {}).get("median_us")
         values = [facts.get(f"{peer}_us") for peer in (ALONE, PASS, FUSED)] + [first, facts.get("ours_us")]
         cells = [f"{v:.1f}" if isinstance(v, float) else "-" for v in values]

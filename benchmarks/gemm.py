@@ -29,7 +29,7 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.errors import KernelRefused
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
@@ -120,21 +120,21 @@ class Kernels:
 def kernels(shape: Shape, target: Target) -> Kernels:
     """The kernel of a shape with its usual schedule, and with each that is proposed, the best by the model first."""
     given = [torch.empty(rows, shape.k, dtype=torch.float16) for rows in (shape.m, shape.n)]
-    return kernels_of(multiplied, given, target)
-
-
-def kernels_of(function: Call, given: Sequence[Tensor], target: Target) -> Kernels:
-    """The same of a function that is one kernel for inputs as they are `given`."""
-    traced = make_fx(function, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
-    graph = normalise(from_fx(traced))
-    results = tuple(v for v in graph.outputs if isinstance(v, Value))
-    kernel = Kernel(tuple(op for op in graph.ops if op.expr is not None), results)
+    graph, kernel = captured(multiplied, given)
     solver = Solver(target, Options())
     made = {USUAL: solver.solve(kernel, graph.layouts)}
     for k, solution in enumerate(solver.proposals(kernel, graph.layouts)):
         made[f"p{k}"] = solver.solve(kernel, graph.layouts, solution.schedule)
-    tensors = [*graph.inputs, *results]
+    tensors = [*graph.inputs, *kernel.outputs]
     return Kernels(made, tuple(tensors.index(v) for v in made[USUAL].params))
+
+
+def captured(function: Call, given: Sequence[Tensor]) -> tuple[Graph, Kernel]:
+    """The graph of a function for inputs as they are `given`, and all of it as one kernel."""
+    traced = make_fx(function, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
+    graph = normalise(from_fx(traced))
+    results = tuple(v for v in graph.outputs if isinstance(v, Value))
+    return graph, Kernel(tuple(op for op in graph.ops if op.expr is not None), results)
 
 
 def printed(scheduled: Scheduled, target: Target) -> tuple[TritonSource, Variant]:
@@ -159,8 +159,8 @@ def build(found: Kernels, target: Target, store: Store) -> None:
         return
 
 
-def calls(found: Kernels, target: Target, store: Store, device: torch.device) -> dict[str, Call]:
-    """Each built kernel as a function of (x, weight, out)."""
+def unit_of(found: Kernels, target: Target, store: Store, device: torch.device) -> CudaUnit:
+    """The kernels that are built, in order."""
     names = list(found.built)
     programs = [found.scheduled[name].program for name in names]
 
@@ -172,9 +172,12 @@ def calls(found: Kernels, target: Target, store: Store, device: torch.device) ->
         for k, name in enumerate(names)
     }
     compiler = VariantCompiler(text, partial(build_kernels, target=target, store=store))
-    unit = CudaUnit(
-        programs, (), compiler, driver_device(device.index or 0, store, Options()), known
-    )  # fmt: skip
+    return CudaUnit(programs, (), compiler, driver_device(device.index or 0, store, Options()), known)
+
+
+def calls(found: Kernels, target: Target, store: Store, device: torch.device) -> dict[str, Call]:
+    """Each built kernel as a function of (x, weight, out)."""
+    unit = unit_of(found, target, store, device)
     prepared: dict[tuple[int, ...], object] = {}
 
     def call(kernel: int, *tensors: Tensor) -> Tensor:
@@ -186,7 +189,7 @@ def calls(found: Kernels, target: Target, store: Store, device: torch.device) ->
         prepared[key]()  # type: ignore[operator]
         return tensors[-1]
 
-    return {name: partial(call, k) for k, name in enumerate(names)}
+    return {name: partial(call, k) for k, name in enumerate(found.built)}
 
 
 def errors(found: Mapping[str, Call], inputs: Sequence[Tensor]) -> dict[str, float]:

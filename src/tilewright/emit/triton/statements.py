@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from tilewright.analysis.runs import runs
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr
@@ -30,7 +31,6 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.selection import MatrixMultiply
 from tilewright.ir.sizes import dims
-from tilewright.lower.runs import runs
 
 from .addresses import Places
 from .expr import Expressions

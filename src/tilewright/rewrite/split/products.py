@@ -28,9 +28,7 @@ class Halves(NamedTuple):
     layout: Layout
 
 
-def part_product(
-    kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int
-) -> Halves | None:
+def part_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
     """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
     another number of sums, or no axis of them has so many even parts."""
     sums = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
@@ -71,7 +69,9 @@ def _cut(op: Op, count: int) -> Cut | None:
 
 def _halves(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
     expr = op.expr
-    assert expr is not None and expr.reduction is not None and cut.part is not None and cut.element is not None
+    assert (
+        expr is not None and expr.reduction is not None and cut.part is not None and cut.element is not None
+    )
     elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
     parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
     body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]

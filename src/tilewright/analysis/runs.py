@@ -11,13 +11,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from tilewright.ir.expr import Axis, Expr, axis, substitute
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.sizes import dims
 
-from .variants import is_index
-
-LARGEST = 1 << 16
-"""The largest multiple that is told."""
+_PLAIN = frozenset(
+    {"axis", "symbol", "const", "add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum"}
+)
+"""What places are made of that no data decide."""
 
 
 class Run(NamedTuple):
@@ -30,10 +31,10 @@ class Run(NamedTuple):
 def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
     """Elements that one access may take of blocks of `tile` values of each axis, as many as lie side by side, begin at
     a multiple of so many, and are a power of two; sizes that are not known may be multiples of any."""
-    sizes = {s: dims.mul(s, dims.integer(LARGEST)) for s in dims.symbols_of(offset)}
-    even = substitute(offset, sizes) if is_index(offset) else offset
-    found = [_run(even, a, tile) for a in axes] if is_index(even) else []
-    return max((min(r) for r in found), default=1)
+    if not _is_plain(offset):
+        return 1
+    sizes = {s: dims.mul(s, dims.integer(tile)) for s in dims.symbols_of(offset)}
+    return max(min(_run(substitute(offset, sizes), a, tile)) for a in axes)
 
 
 def runs(
@@ -42,7 +43,7 @@ def runs(
     """The runs of an offset along block axes; None where quotients hide none, or sizes are not known (of what these are
     multiples, the language's compiler is told). Blocks of the axes in `even` begin at multiples of their tiles."""
     hidden = [a for a in axes if dims.coefficient(offset, axis(a)) is None]
-    if not hidden or not is_index(offset) or dims.symbols_of(offset):
+    if not hidden or not _is_plain(offset) or dims.symbols_of(offset):
         return None
     return [_run(offset, a, tiles[a] if a in even else 1) for a in axes]
 
@@ -56,12 +57,16 @@ def _run(offset: Expr, a: Axis, tile: int) -> Run:
         place = dims.add(dims.mul(axis(outer), dims.integer(length)), inner)
         parted = substitute(offset, {axis(a): place})
         if dims.coefficient(parted, inner) is dims.ONE:
-            return Run(length, _multiple(dims.sub(parted, inner)))
+            return Run(length, _multiple(dims.sub(parted, inner)) or length)
         length //= 2
-    return Run(1, _multiple(offset))
+    return Run(1, _multiple(offset) or 1)
+
+
+def _is_plain(e: Expr) -> bool:
+    return all(x.op in _PLAIN and x.dtype is i64 for x in walk(e))
 
 
 def _multiple(e: Expr) -> int:
-    """The largest power of two that is known to divide an expression, whatever its axes are."""
-    common = math.gcd(*dims.linear(e).values()) if e is not dims.ZERO else LARGEST
-    return min(common & -common, LARGEST)
+    """The largest power of two that is known to divide an expression, whatever its axes are; 0 for zero."""
+    common = math.gcd(*dims.linear(e).values())
+    return common & -common

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from tilewright.analysis.runs import runs, side_by_side
 from tilewright.ir.expr import Axis, Expr, axis, integer, substitute, symbol
 from tilewright.ir.sizes import dims
-from tilewright.lower.runs import runs, side_by_side
 
 M, K = Axis("m", dims.integer(98)), Axis("k", dims.integer(216))
 m, k = axis(M), axis(K)
