@@ -1,26 +1,59 @@
-"""`python -m benchmarks.convolutions`: convolutions of the library with what stands behind them, on a GPU.
+"""`python -m benchmarks.convolutions --json FILE --budget SECONDS`: convolutions of our own on a GPU beside cuDNN.
 
-The eleven layers of ResNet-34 (`C1` to `C11`) and ten of ResNet-50, fp16, channels innermost. Each row has microseconds
-of one run in a replayed graph: the convolution alone; with a bias, as torch adds it; with bias and ReLU, and with a sum
-before it, as torch's ops; and the library's own forms of both in one pass.
+The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a bias and ReLU, at batch 1 and 32; with
+`--only`, ten of ResNet-50 (`R1` to `R10`) and other batches too (`R3x64`). Of each, the kernel with all schedules that
+are proposed is built and timed in replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with
+bias and ReLU as torch's ops; and in one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these
+are taken in parts too, which a second kernel merges (`s4p0`: four parts). Each layer has a process of its own. With
+`--device cpu` everything is built for an H100 and nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Callable
+import re
+import sys
+import time
+import warnings
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks import record
+from benchmarks import gpu_report, gpu_turns, record
+from benchmarks.gemm import Kernels, build, captured, schedule_facts, times, unit_of
+from benchmarks.gpu_clock import Call, release, sets_needed, time_runs
+from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
+from benchmarks.record import Facts
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
+from tilewright.options import Options
+from tilewright.rewrite.split.products import part_counts, part_product
+from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.device import gpu_target
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.schedule.solver import Solver
+from tilewright.target import Target, preset
 
 aten = torch.ops.aten
-RUNS, REPLAYS = 20, 9
+
+ALONE, PASS, FUSED = "cudnn alone", "cudnn + pass", "cudnn fused"
+ALLOWED = 2.0
+"""Times cuDNN's error that ours may have."""
+
+JOBS = 8
+"""Layers that build at once."""
+
+MOST_PARTS = 16
+WORTH_A_TRY = 1.2
+"""Times the modelled seconds of the whole sum that parts may take."""
+
+KEPT_COUNTS, KEPT_IN_PARTS = 3, 4
+"""Numbers of parts that are built, the fastest by the model, and proposals of each."""
 
 
 @dataclass(frozen=True)
@@ -35,78 +68,316 @@ class Layer:
     stride: int = 1
     padding: int = 0
 
+    @property
+    def result(self) -> int:
+        """The side of the result."""
+        return (self.side + 2 * self.padding - self.kernel) // self.stride + 1
 
-LAYERS = (
-    Layer("C1", 3, 64, 224, 7, 2, 3), Layer("C2", 64, 64, 56, 3, 1, 1), Layer("C3", 64, 128, 56, 3, 2, 1),
-    Layer("C4", 128, 128, 28, 3, 1, 1), Layer("C5", 128, 256, 28, 3, 2, 1), Layer("C6", 256, 256, 14, 3, 1, 1),
-    Layer("C7", 256, 512, 14, 3, 2, 1), Layer("C8", 512, 512, 7, 3, 1, 1), Layer("C9", 64, 128, 56, 1, 2),
-    Layer("C10", 128, 256, 28, 1, 2), Layer("C11", 256, 512, 14, 1, 2), Layer("R1", 64, 64, 56),
-    Layer("R2", 64, 256, 56), Layer("R3", 256, 64, 56), Layer("R4", 256, 128, 56), Layer("R5", 512, 128, 28),
-    Layer("R6", 128, 512, 28), Layer("R7", 1024, 256, 14), Layer("R8", 256, 1024, 14), Layer("R9", 2048, 512, 7),
-    Layer("R10", 512, 2048, 7),
-)  # fmt: skip
+    @property
+    def products(self) -> int:
+        """Products for each element of the result."""
+        return self.channels * self.kernel**2
+
+    def flops(self, batch: int) -> int:
+        """Operations, two for each product."""
+        return 2 * batch * self.features * self.result**2 * self.products
+
+    def moved(self, batch: int) -> int:
+        """Bytes that are read and written at least."""
+        image, made = self.channels * self.side**2, self.features * self.result**2
+        return 2 * (batch * (image + made) + self.features * self.products)
+
+    def convolved(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """What is compiled."""
+        return torch.relu(torch.conv2d(x, weight, bias, self.stride, self.padding))
+
+    def inputs(self, batch: int, device: torch.device) -> tuple[Tensor, ...]:
+        """The image, the weight, the bias, and where the result goes."""
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, device=device).half().to(memory_format=torch.channels_last)
+
+        x = drawn(batch, self.channels, self.side, self.side)
+        weight = drawn(self.features, self.channels, self.kernel, self.kernel) / self.products**0.5
+        bias = torch.randn(self.features, device=device).half()
+        return x, weight, bias, torch.empty_like(drawn(batch, self.features, self.result, self.result))
+
+    def peers(self) -> dict[str, Call]:
+        """What it is compared with, as functions of the inputs."""
+        s, p = self.stride, self.padding
+        window = ((s, s), (p, p), (1, 1), 1)
+
+        def separate(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+            return torch.relu_(torch.conv2d(x, weight, bias, s, p))
+
+        return {
+            ALONE: lambda x, weight, bias, out: torch.conv2d(x, weight, None, s, p),
+            PASS: separate,
+            FUSED: lambda x, weight, bias, out: aten.cudnn_convolution_relu(x, weight, bias, *window),
+        }
 
 
-def microseconds(run: Callable[[], object]) -> float:
-    """Device time of one run: the median of several replays of a graph of some."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        run()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(RUNS):
-                run()
-    times: list[float] = []
-    for _ in range(REPLAYS):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        graph.replay()
-        after.record()
-        after.synchronize()
-        times.append(before.elapsed_time(after) * 1e3 / RUNS)
-    return statistics.median(times)
+LAYERS: Mapping[str, Layer] = {
+    layer.name: layer
+    for layer in (
+        Layer("C1", 3, 64, 224, 7, 2, 3), Layer("C2", 64, 64, 56, 3, 1, 1), Layer("C3", 64, 128, 56, 3, 2, 1),
+        Layer("C4", 128, 128, 28, 3, 1, 1), Layer("C5", 128, 256, 28, 3, 2, 1), Layer("C6", 256, 256, 14, 3, 1, 1),
+        Layer("C7", 256, 512, 14, 3, 2, 1), Layer("C8", 512, 512, 7, 3, 1, 1), Layer("C9", 64, 128, 56, 1, 2),
+        Layer("C10", 128, 256, 28, 1, 2), Layer("C11", 256, 512, 14, 1, 2), Layer("R1", 64, 64, 56),
+        Layer("R2", 64, 256, 56), Layer("R3", 256, 64, 56), Layer("R4", 256, 128, 56), Layer("R5", 512, 128, 28),
+        Layer("R6", 128, 512, 28), Layer("R7", 1024, 256, 14), Layer("R8", 256, 1024, 14), Layer("R9", 2048, 512, 7),
+        Layer("R10", 512, 2048, 7),
+    )
+}  # fmt: skip
+
+USUAL_ROWS = tuple(f"C{n}x{batch}" for batch in (1, 32) for n in range(1, 12))
+
+INSTRUCTIONS = {
+    "wgmma": r"wgmma\.mma_async",
+    "mma_sync": r"mma\.sync",
+    "copies_of_16_bytes": r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x10",
+    "shorter_copies": r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 0x[48]",
+    "bulk_copies": r"cp\.async\.bulk\.tensor",
+    "loads_of_2_bytes": r"ld\.global[.a-z0-9]*\.b16",
+}
+"""What is counted in the machine code."""
 
 
-def ways(layer: Layer, batch: int) -> dict[str, Callable[[], Tensor]]:
-    """What is timed of a layer, by name."""
+@dataclass
+class Ways:
+    """All kernels of a row, and the ways to compute it: kernels in order, each with the places of its parameters in
+    (image, weight, bias, result, what lies between two kernels)."""
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, device="cuda").half().to(memory_format=torch.channels_last)
+    kernels: Kernels
+    steps: dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
+    between: dict[str, int]
+    """Numbers of singles that lie between two kernels, for ways with such."""
+    modelled: dict[str, float]
 
-    x = drawn(batch, layer.channels, layer.side, layer.side)
-    w = drawn(layer.features, layer.channels, layer.kernel, layer.kernel) / 30
-    b = torch.randn(layer.features, device="cuda").half()
-    s, p = layer.stride, layer.padding
-    z = torch.randn_like(torch.conv2d(x, w, b, s, p))
-    window = ((s, s), (p, p), (1, 1), 1)
-    return {
-        "alone": lambda: torch.conv2d(x, w, None, s, p),
-        "with bias": lambda: torch.conv2d(x, w, b, s, p),
-        "bias, relu": lambda: torch.relu_(torch.conv2d(x, w, b, s, p)),
-        "bias, sum, relu": lambda: torch.relu_(torch.conv2d(x, w, b, s, p).add_(z)),
-        "fused bias, relu": lambda: aten.cudnn_convolution_relu(x, w, b, *window),
-        "fused bias, sum, relu": lambda: aten.cudnn_convolution_add_relu(x, w, z, 1.0, b, *window),
+    @property
+    def built(self) -> list[str]:
+        """The ways whose kernels are all there."""
+        return [w for w, steps in self.steps.items() if all(k in self.kernels.built for k, _ in steps)]
+
+
+def ways(layer: Layer, batch: int, target: Target) -> Ways:
+    """What is proposed for a layer, and for its sum in parts, the fastest by the model first."""
+    given = layer.inputs(batch, torch.device("cpu"))[:3]
+    graph, kernel = captured(lambda x, weight, bias: layer.convolved(x, weight, bias), given)
+    solver, found = Solver(target, Options()), Ways(Kernels({}, ()), {}, {}, {})
+
+    def add(
+        name: str, kernel: Kernel, layouts: Mapping[Value, Layout], *more: Value, best: int = 99
+    ) -> list[str]:
+        tensors = [*graph.inputs, *graph.outputs, *more]
+        names: list[str] = []
+        for k, proposal in enumerate(solver.proposals(kernel, layouts)[:best]):
+            names.append(f"{name}p{k}")
+            made = solver.solve(kernel, layouts, proposal.schedule)
+            found.kernels.scheduled[names[-1]] = made
+            found.steps[names[-1]] = ((names[-1], tuple(tensors.index(v) for v in made.params)),)
+            found.modelled[names[-1]] = proposal.seconds
+        return names
+
+    def in_parts(count: int) -> None:
+        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        assert halves is not None
+        layouts = {**graph.layouts, halves.between: halves.layout}
+        merge = solver.solve(halves.merge, layouts)
+        tensors = [*graph.inputs, *graph.outputs, halves.between]
+        last = (f"s{count}merge", tuple(tensors.index(v) for v in merge.params))
+        found.kernels.scheduled[last[0]] = merge
+        for name in add(f"s{count}", halves.parts, layouts, halves.between, best=KEPT_IN_PARTS):
+            found.steps[name] = (*found.steps[name], last)
+            found.between[name] = dims.static(halves.between.numel) or 0
+            found.modelled[name] += merge.seconds or 0.0
+
+    def modelled(count: int) -> float:
+        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        assert halves is not None
+        layouts = {**graph.layouts, halves.between: halves.layout}
+        first = next(iter(solver.proposals(halves.parts, layouts)))
+        return first.seconds + solver.price(halves.merge, layouts)
+
+    whole = add("", kernel, graph.layouts)
+    seconds = {count: modelled(count) for count in part_counts(kernel, MOST_PARTS)}
+    limit = WORTH_A_TRY * found.modelled[whole[0]]
+    for count in sorted((c for c, s in seconds.items() if s < limit), key=lambda c: seconds[c])[:KEPT_COUNTS]:
+        in_parts(count)
+    return found
+
+
+def row(name: str) -> tuple[Layer, int]:
+    """The layer and the batch of a row. Raises KeyError or ValueError for a name that is none."""
+    layer, _, batch = name.partition("x")
+    return LAYERS[layer], int(batch)
+
+
+def errors(layer: Layer, found: Mapping[str, Call], inputs: Sequence[Tensor]) -> dict[str, float]:
+    """The largest error of each result in the last image, as part of the largest element."""
+    x, weight, bias, out = inputs
+    last = x[-1:].float(), weight.float(), bias.float()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        right = layer.convolved(*last)
+    made: dict[str, float] = {}
+    for name, call in found.items():
+        out.fill_(torch.nan)
+        result = call(*inputs)
+        assert isinstance(result, Tensor)
+        wrong = (result[-1:].float() - right).abs().max() / right.abs().max()
+        made[name] = float("inf") if bool(result.isnan().any()) else float(wrong)
+    return made
+
+
+def calls(found: Ways, store: Store, device: torch.device) -> dict[str, Call]:
+    """Each way as a function of (image, weight, bias, result)."""
+    unit = unit_of(found.kernels, gpu_target(device.index or 0), store, device)
+    number = {name: k for k, name in enumerate(found.kernels.built)}
+    room = torch.empty(max(found.between.values(), default=1), dtype=torch.float32, device=device)
+    prepared: dict[tuple[str, int], object] = {}
+
+    def call(way: str, *tensors: Tensor) -> Tensor:
+        key = (way, tensors[-1].data_ptr())
+        if key not in prepared:
+            pointers = array("Q", [t.data_ptr() for t in (*tensors, room)])
+            steps = [(number[k], [(place, 0) for place in places]) for k, places in found.steps[way]]
+            prepared[key] = unit.prepare(steps, pointers, array("q"))
+        prepared[key]()  # type: ignore[operator]
+        return tensors[-1]
+
+    return {way: partial(call, way) for way in found.built}
+
+
+def measured(layer: Layer, batch: int, found: Ways, store: Store, arguments: argparse.Namespace) -> Facts:
+    """All times of one row. Needs the device alone."""
+    device = torch.device(arguments.device)
+    torch.backends.cudnn.benchmark = True
+    sets = [layer.inputs(batch, device) for _ in range(sets_needed(layer.moved(batch), device))]
+    ours = calls(found, store, device)
+    run = layer.peers() | ours
+    wrong = errors(layer, run, sets[0])
+    timed = time_runs({name: (call, sets) for name, call in run.items()}, device, arguments.rounds)
+    limit = ALLOWED * max(wrong[PASS], torch.finfo(torch.float16).eps)
+    seconds = {name: timed[name].timing.median for name in run}
+    right = [name for name in ours if wrong[name] <= limit]
+    best = min(right, key=lambda name: seconds[name], default=None)
+    ran = {name: times(timed[name], wrong[name], name in right) for name in ours}
+    facts: Facts = {f"{name}_us": seconds[name] * 1e6 for name in layer.peers()}
+    if best is not None:
+        facts |= {"ours_us": seconds[best] * 1e6, "TFLOP_per_s": layer.flops(batch) / seconds[best] / 1e12}
+    return described(found, ran) | facts | {"cudnn_error": wrong[PASS], "sets": len(sets), "best": best}
+
+
+def described(found: Ways, ran: Mapping[str, Facts]) -> Facts:
+    """What is known of kernels and ways of a layer, those that `ran` with their times."""
+    facts = schedule_facts(found.kernels, {})
+    told = {name: f | instructions(found.kernels.built.get(name)) for name, f in facts.items()}
+    ways: dict[str, record.Json] = {
+        w: {"modelled_us": found.modelled[w] * 1e6, "kernels": len(steps)} | ran.get(w, {})
+        for w, steps in found.steps.items()
     }
+    return {"kernels": {**told}, "ways": ways}
 
 
-def main() -> None:
-    """Time every layer at every batch size and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--batches", default="1,32,64")
-    parser.add_argument("--search", action="store_true", help="torch.backends.cudnn.benchmark")
-    given = parser.parse_args()
-    torch.backends.cudnn.benchmark = given.search
-    rows: list[record.Facts] = []
-    for batch in map(int, given.batches.split(",")):
-        for layer in LAYERS:
-            times = {name: round(microseconds(run), 2) for name, run in ways(layer, batch).items()}
-            rows.append({"layer": layer.name, "batch": batch, "us": times})
-            print(layer.name, batch, times, flush=True)
-    if given.json is not None:
-        facts = record.provenance(0) | {"device": torch.cuda.get_device_name(), "layers": rows}
-        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+def instructions(built: Built | None) -> Facts:
+    """How often machine code has what products are made of."""
+    if built is None:
+        return {}
+    return {name: len(re.findall(text, built.assembly)) for name, text in INSTRUCTIONS.items()}
+
+
+def child(name: str, arguments: argparse.Namespace) -> None:
+    """Build and time one row, and write its facts."""
+    torch.manual_seed(0)
+    layer, batch = row(name)
+    device, turns, facts = torch.device(arguments.device), Turns(arguments.turns), Facts()
+
+    def write(**news: record.Json) -> None:
+        facts.update(news)
+        if arguments.child_json is not None:
+            record.write_json(arguments.child_json, facts)
+
+    target = gpu_target(device.index or 0) if device.type == "cuda" else preset("sm_90")
+    store = Store(default_root(Options()))
+    with turns.building():
+        write(phase=BUILDING, flops=layer.flops(batch), bytes=layer.moved(batch))
+        start = time.perf_counter()
+        found = ways(layer, batch, target)
+        build(found.kernels, target, store)
+        write(phase=TIMING, build_s=time.perf_counter() - start, **described(found, {}))
+    if device.type == "cuda":
+        with turns.timing():
+            write(**measured(layer, batch, found, store, arguments))
+            release(device)
+    write(phase=DONE)
+
+
+def summary(found: Mapping[str, Facts]) -> str:
+    """One line for each row: cuDNN alone, with a pass, in one pass; the model's choice, the best, and its speed."""
+    lines: list[list[str]] = []
+    for name, facts in found.items():
+        told: Mapping[str, Facts] = facts.get("ways", {})  # type: ignore[assignment]
+        first = told.get("p0", {}).get("median_us")
+        values = [facts.get(f"{peer}_us") for peer in (ALONE, PASS, FUSED)] + [first, facts.get("ours_us")]
+        cells = [f"{v:.1f}" if isinstance(v, float) else "-" for v in values]
+        speeds = [_ratio(facts.get(f"{peer}_us"), facts.get("ours_us")) for peer in (ALONE, PASS, FUSED)]
+        lines.append([name, *cells, str(facts.get("best") or facts.get("failed", "-"))[:40], *speeds])
+    heads = [
+        "layer x batch",
+        "alone",
+        "+ pass",
+        "fused",
+        "model's",
+        "best",
+        "which",
+        "/ alone",
+        "/ pass",
+        "/ fused",
+    ]
+    return gpu_report.text_table("fp16 convolutions with bias and ReLU, us over cold inputs", heads, lines)
+
+
+def _ratio(theirs: object, ours: object) -> str:
+    return f"{theirs / ours:.2f}" if isinstance(theirs, float) and isinstance(ours, float) else "-"
+
+
+def options(given: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = gpu_report.parser(__doc__)
+    gpu_report.child_options(parser)
+    made = parser.parse_args(given)
+    for name in made.only:
+        try:
+            row(name)
+        except (KeyError, ValueError):
+            parser.error(f"no {name!r}; there are {', '.join(LAYERS)}, each with a batch: C1x32")
+    return made
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run, print the table, write the JSON."""
+    warnings.filterwarnings("ignore")
+    arguments = options(given)
+    device = torch.device(arguments.device)
+    if reason := gpu_report.unusable(device):
+        print(reason, file=sys.stderr)
+        return 2
+    if arguments.child:
+        child(arguments.child, arguments)
+        return 0
+    head = gpu_report.provenance(device, arguments.commit) | {"rounds": arguments.rounds}
+
+    def report(found: Mapping[str, Facts]) -> None:
+        if arguments.json is not None:
+            record.write_json(arguments.json, head | {"layers": found})
+
+    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget)
+    passed = [f"--device={arguments.device}", f"--rounds={arguments.rounds}"]
+    names = arguments.only or list(USUAL_ROWS)
+    found = gpu_turns.run("benchmarks.convolutions", names, passed, limits, arguments.jobs or JOBS, report)
+    print(summary(found))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

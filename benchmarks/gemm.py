@@ -29,7 +29,7 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.errors import KernelRefused
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
@@ -120,16 +120,21 @@ class Kernels:
 def kernels(shape: Shape, target: Target) -> Kernels:
     """The kernel of a shape with its usual schedule, and with each that is proposed, the best by the model first."""
     given = [torch.empty(rows, shape.k, dtype=torch.float16) for rows in (shape.m, shape.n)]
-    traced = make_fx(multiplied, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
-    graph = normalise(from_fx(traced))
-    results = tuple(v for v in graph.outputs if isinstance(v, Value))
-    kernel = Kernel(tuple(op for op in graph.ops if op.expr is not None), results)
+    graph, kernel = captured(multiplied, given)
     solver = Solver(target, Options())
     made = {USUAL: solver.solve(kernel, graph.layouts)}
     for k, solution in enumerate(solver.proposals(kernel, graph.layouts)):
         made[f"p{k}"] = solver.solve(kernel, graph.layouts, solution.schedule)
-    tensors = [*graph.inputs, *results]
+    tensors = [*graph.inputs, *kernel.outputs]
     return Kernels(made, tuple(tensors.index(v) for v in made[USUAL].params))
+
+
+def captured(function: Call, given: Sequence[Tensor]) -> tuple[Graph, Kernel]:
+    """The graph of a function for inputs as they are `given`, and all of it as one kernel."""
+    traced = make_fx(function, dict(decompositions()), tracing_mode="fake")(*given)  # type: ignore[arg-type]
+    graph = normalise(from_fx(traced))
+    results = tuple(v for v in graph.outputs if isinstance(v, Value))
+    return graph, Kernel(tuple(op for op in graph.ops if op.expr is not None), results)
 
 
 def printed(scheduled: Scheduled, target: Target) -> tuple[TritonSource, Variant]:
@@ -154,8 +159,8 @@ def build(found: Kernels, target: Target, store: Store) -> None:
         return
 
 
-def calls(found: Kernels, target: Target, store: Store, device: torch.device) -> dict[str, Call]:
-    """Each built kernel as a function of (x, weight, out)."""
+def unit_of(found: Kernels, target: Target, store: Store, device: torch.device) -> CudaUnit:
+    """The kernels that are built, in order."""
     names = list(found.built)
     programs = [found.scheduled[name].program for name in names]
 
@@ -167,9 +172,12 @@ def calls(found: Kernels, target: Target, store: Store, device: torch.device) ->
         for k, name in enumerate(names)
     }
     compiler = VariantCompiler(text, partial(build_kernels, target=target, store=store))
-    unit = CudaUnit(
-        programs, (), compiler, driver_device(device.index or 0, store, Options()), known
-    )  # fmt: skip
+    return CudaUnit(programs, (), compiler, driver_device(device.index or 0, store, Options()), known)
+
+
+def calls(found: Kernels, target: Target, store: Store, device: torch.device) -> dict[str, Call]:
+    """Each built kernel as a function of (x, weight, out)."""
+    unit = unit_of(found, target, store, device)
     prepared: dict[tuple[int, ...], object] = {}
 
     def call(kernel: int, *tensors: Tensor) -> Tensor:
@@ -181,7 +189,7 @@ def calls(found: Kernels, target: Target, store: Store, device: torch.device) ->
         prepared[key]()  # type: ignore[operator]
         return tensors[-1]
 
-    return {name: partial(call, k) for k, name in enumerate(names)}
+    return {name: partial(call, k) for k, name in enumerate(found.built)}
 
 
 def errors(found: Mapping[str, Call], inputs: Sequence[Tensor]) -> dict[str, float]:
@@ -236,6 +244,12 @@ def times(timed: Timed, error: float, right: bool) -> Facts:
 
 def described(shape: Shape, found: Kernels, ran: Mapping[str, Facts]) -> Facts:
     """What is known of a shape's schedules, those that `ran` with their times."""
+    schedules: dict[str, record.Json] = {**schedule_facts(found, ran)}
+    return {"m": shape.m, "k": shape.k, "n": shape.n, "schedules": schedules}
+
+
+def schedule_facts(found: Kernels, ran: Mapping[str, Facts]) -> dict[str, Facts]:
+    """What is known of each schedule of a kernel, with the times of those that `ran`."""
     schedules: dict[str, Facts] = {}
     for name, scheduled in found.scheduled.items():
         facts: Facts = {"schedule": str(scheduled.schedule), "modelled_us": (scheduled.seconds or 0.0) * 1e6}
@@ -245,7 +259,7 @@ def described(shape: Shape, found: Kernels, ran: Mapping[str, Facts]) -> Facts:
             told = found.built[name].facts
             facts |= {"registers": told.registers, "spills": told.spills, "shared_bytes": told.shared}
         schedules[name] = facts | ran.get(name, {})
-    return {"m": shape.m, "k": shape.k, "n": shape.n, "schedules": schedules}
+    return schedules
 
 
 def child(shape: Shape, arguments: argparse.Namespace) -> None:

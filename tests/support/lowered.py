@@ -42,10 +42,10 @@ def sizes(graph: Graph, inputs: list[Array]) -> dict[str, int | float]:
 def execute(graph: Graph, scheduled: Scheduled, inputs: list[Array], algebra: Algebra) -> dict[Value, Array]:
     """Results of the tile program in the shapes of the graph."""
     known = sizes(graph, inputs)
-    of = dict(zip(graph.inputs, inputs, strict=True))
-    memory = run_program(scheduled.program, [of.get(v) for v in scheduled.params], known, algebra)
     whole = {name: int(n) for name, n in known.items()}
     number: Callable[[Expr], int] = lambda e: dims.evaluate(e, whole)  # noqa: E731
+    of = {v: _in_memory(graph, v, a, number) for v, a in zip(graph.inputs, inputs, strict=True)}
+    memory = run_program(scheduled.program, [of.get(v) for v in scheduled.params], known, algebra)
     results: dict[Value, Array] = {}
     for v, flat in zip(scheduled.params, memory, strict=True):
         shape = [number(e) for e in v.shape]
@@ -55,6 +55,17 @@ def execute(graph: Graph, scheduled: Scheduled, inputs: list[Array], algebra: Al
         ]
         results[v] = np.lib.stride_tricks.as_strided(flat, shape, steps)
     return results
+
+
+def _in_memory(graph: Graph, v: object, a: Array, number: Callable[[Expr], int]) -> Array:
+    """An input as its layout has it."""
+    layout = graph.layouts.get(v) if isinstance(v, Value) else None
+    steps = [number(e) for e in layout.strides] if layout is not None else []
+    if layout is None or not a.size or steps == [n // a.itemsize for n in np.ascontiguousarray(a).strides]:
+        return a
+    flat = np.zeros(1 + sum((n - 1) * step for n, step in zip(a.shape, steps, strict=True)), a.dtype)
+    np.lib.stride_tricks.as_strided(flat, a.shape, [n * a.itemsize for n in steps])[...] = a
+    return flat
 
 
 def agree(graph: Graph, scheduled: Scheduled, inputs: list[Array], wanted: list[object]) -> bool:

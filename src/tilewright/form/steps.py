@@ -14,8 +14,10 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
-from .pack_rows import pack_rows
 from .row_parts import in_row_parts
+from .sides.merge_sides import merge_sides
+from .sides.pack_rows import pack_rows
+from .sides.walk_sums import walk_sums
 from .unit_row import with_unit_row
 
 Numbers = Mapping[Axis, int]
@@ -25,10 +27,12 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "any_as_int": lambda form, target, hints, numbers: any_as_int(form),
     "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
     "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
+    "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
     "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
+    "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),
     "with_companions": lambda form, target, hints, numbers: with_companions(form),
     "with_unit_row": lambda form, target, hints, numbers: with_unit_row(form, target, hints),
 }

@@ -286,6 +286,8 @@ class ProposalChoices:
     """Tiles of the rows and of the columns of the result."""
     depths: tuple[int, ...] = (16, 32, 64, 128)
     """Tiles of the class that is summed over."""
+    min_walked_depth: int = 32
+    """Products from which on steps that are in one tap of a convolution are worth being shorter than others."""
     warps: tuple[int, ...] = (4, 8)
     """Warps of a block."""
     stages: tuple[int, ...] = (1, 2, 3, 4, 5)

@@ -226,6 +226,8 @@ class FormThresholds:
 
     max_exponent_factors: int
     max_packed_rows: int
+    max_block_rows: int
+    max_line_elements: int
     max_part_elements: int
     min_part_elements: int
 
@@ -383,6 +385,8 @@ class GpuMatmulThresholds:
     short_rows_rate_ratio: float
     overlap_loss_ratio: float
     read_over_copy_ratio: float
+    gathered_operations: int
+    gathered_registers: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

@@ -12,8 +12,10 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .matmul import Blocks, Products, blocks_of, registers, shared_bytes
+from .matmul_cost import PlainProduct, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"
 
@@ -21,17 +23,29 @@ _LAW = "a tile fits the level that holds it"
 def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
     """Raise IllegalSchedule, with level, need and capacity, if products of blocks need more registers of a thread, or
     more shared memory of a block, than there is; what has none is not held against anything."""
+    plain = matmul_tiles(form, schedule)
     found = blocks_of(form, schedule, target)
-    if found is not None:
+    said = ""
+    if plain is not None:
+        said = product_excess(plain[0], plain[1].blocks, target)
+    elif found is not None:
         known, blocks = found
         said = excess(known, replace(blocks, halves=not schedule.reductions.blockwise), target)
-        if said:
-            raise IllegalSchedule(said, law=_LAW)
+    if said:
+        raise IllegalSchedule(said, law=_LAW)
 
 
-def excess(known: Products, blocks: Blocks, target: Target) -> str:
-    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
+def product_excess(product: PlainProduct, blocks: Blocks, target: Target) -> str:
+    """The same as `excess`, of a plain product."""
+    known = product.known(blocks.tiles[product.k])
+    return excess(known, blocks, target, product.gathered_elements(blocks))
+
+
+def excess(known: Products, blocks: Blocks, target: Target, gathered: int = 0) -> str:
+    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can. So many elements
+    of operands are `gathered` by threads."""
     held, room = registers(known, blocks, target, packed=True), target.vector_registers
+    held += int(gathered * GPU_MATMUL.gathered_registers / (blocks.warps * target.lanes))
     if held > room:
         return f"registers hold {room} numbers of a thread, and a tile needs {held}"
     near = target.level(MemoryKind.SHARED)

@@ -1,13 +1,14 @@
 """Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
 
     seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
-    terms   = multiply, shared, L2, device, arrival
+    terms   = multiply, shared, L2, device, arrival, gathering
 
     multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
     shared   = rounds * bytes that matrix units read and copies write / (bandwidth / cores)
     L2       = blocks * (rows + columns) * depth * bytes / bandwidth
     device   = what waves of blocks read that share rows and columns of operands, / bandwidth
     arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
+    gathering = rounds * elements that no copy takes * operations for each / (rate of threads / cores)
 
 A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
 """
@@ -16,20 +17,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.contraction import contraction, product_sides
+from tilewright.analysis.runs import side_by_side
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis
-from tilewright.ir.form import Form
+from tilewright.ir.expr import Axis, Expr, walk
+from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.target import MatrixUnit, MemoryKind, Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
 from .matmul import Blocks, Products, registers, shared_bytes
 
@@ -48,11 +50,28 @@ class PlainProduct:
     sums: tuple[int, ...]
     operand: DType
     operands: Mapping[Axis, int]
+    gathered: frozenset[Axis]
+    """The sides of which threads load single elements, since none lie side by side that could be copied at once."""
+    walked: Axis | None = None
+    """The class of steps, each of which sums all of k: then k is a part of what is summed."""
 
     def is_one_step(self, depth: int) -> bool:
         """Whether steps of `depth` are a single one, whatever the sizes."""
         extent = dims.static(self.k.extent)
-        return extent is not None and extent <= depth
+        return self.walked is None and extent is not None and extent <= depth
+
+    def depth(self, hints: SizeHints) -> int:
+        """Products that are summed."""
+        whole = self.k.extent if self.walked is None else dims.mul(self.walked.extent, self.k.extent)
+        return max(1, hints.estimate(whole))
+
+    def steps(self, depth: int, hints: SizeHints) -> int:
+        """Steps of a sum that takes `depth` products in each."""
+        return -(-self.depth(hints) // depth)
+
+    def gathered_elements(self, blocks: Blocks) -> int:
+        """Elements of a step's operands that threads load one by one."""
+        return blocks.tiles[self.k] * sum(blocks.tiles[a] for a in self.gathered)
 
     def known(self, depth: int) -> Products:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
@@ -82,21 +101,22 @@ class Tiles:
         return self.blocks.tiles[self.columns]
 
 
-def plain_product(form: Form) -> PlainProduct | None:
-    """The product of halves that a form is: one class a side, any number of batch classes and pointwise ops behind it;
-    None for another form."""
-    sides = {i.id: product_sides(i) for i in form.folds.values()}
+def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None:
+    """The product of halves that a form is: one class a side, besides that of steps that are `walked`, any number of
+    batch classes and pointwise ops behind it; None for another form."""
+    sides = {i.id: _sides(i, walked) for i in form.folds.values()}
     found = [s for s in sides.values() if s is not None and all(len(side) == 1 for side in s)]
     if not found or len(found) < len(sides) or listed_tiles(form):
         return None
     (m,), (n,), (k,) = found[0]
     if any({*left, *right} != {m, n} or folded != [k] for left, right, folded in found):
         return None
-    batch = tuple(a for a in form.classes() if a not in (m, n, k))
+    batch = tuple(a for a in form.classes() if a not in (m, n, k, walked))
     kept = {*batch, m, n}
-    if any(set(i.axes) - {k} != kept or i.scan is not None for i in form.items):
+    if any(set(i.axes) - {k, walked} != kept or i.scan is not None for i in form.items):
         return None
-    tiles = dict.fromkeys(batch, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
+    ones = [*batch] if walked is None else [*batch, walked]
+    tiles = dict.fromkeys(ones, 1) | dict.fromkeys((m, n, k), CONTRACTION.min_block_side)
     made = [
         c for i in form.folds.values() if (c := contraction(i, form.params, tiles.__getitem__)) is not None
     ]
@@ -105,13 +125,31 @@ def plain_product(form: Form) -> PlainProduct | None:
         return None
     read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
     operands = Counter(a for a, _ in read)
-    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands)
+    gathered = frozenset(a for a, e in read if _is_gathered(e, (a, k), made[0].operand))
+    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands, gathered, walked)
+
+
+def _is_gathered(operand: Expr, axes: Sequence[Axis], dtype: DType) -> bool:
+    """Whether fewer elements of an operand lie side by side than the smallest copy takes."""
+    offsets = [x.args[0] for x in walk(operand) if x.op == "read"]
+    least = GPU_COST.min_copy_bytes // dtype.bytes
+    return any(side_by_side(offset, axes, CONTRACTION.min_block_side) < least for offset in offsets)
+
+
+def _sides(item: Item, walked: Axis | None) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
+    """The sides of a sum of products; its steps are none of the summed ones."""
+    found = product_sides(item)
+    if found is None or walked is None:
+        return found
+    left, right, folded = found
+    return (left, right, [a for a in folded if a != walked]) if walked in folded else None
 
 
 def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] | None:
     """The plain product that a form is and its tiles under a schedule; None if it is none, or has other roles."""
-    product = plain_product(form)
     plans = {c.axis: c for c in schedule.tiling.classes}
+    walked = [a for a, c in plans.items() if c.role is Role.STREAMED and c.tile == 1]
+    product = plain_product(form, *walked) if len(walked) < 2 else None
     if product is None or any(plans[a].role is not Role.GRID for a in (*product.batch, product.m, product.n)):
         return None
     rows, columns = (a for a in plans if a in (product.m, product.n))
@@ -127,7 +165,9 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
 def matmul_seconds(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch."""
     model = _Model(product, tiles, target, hints)
-    terms = (model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival())
+    terms = (
+        model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering()
+    )  # fmt: skip
     loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
     return target.launch_seconds + model.waiting() + max(terms) + loss
 
@@ -142,7 +182,8 @@ class _Model:
         batch = math.prod(max(1, hints.estimate(a.extent)) for a in product.batch)
         self.grid, self.count = (rows, columns), batch * rows * columns
         self.depth = blocks.tiles[product.k]
-        self.steps = self.turns(product.k)
+        self.steps = product.steps(self.depth, hints)
+        self.stages = 1 if product.gathered else blocks.stages
         self.rounds = -(-self.count // target.cores)
         self.reached = min(1.0, target.alone * self.count / target.cores)
         self.together = self.blocks_of_a_core()
@@ -213,10 +254,16 @@ class _Model:
         """A step's operands take as long as memory answers, whatever their size."""
         return self.rounds * self.steps * self.target.latency / (self._steps_ahead() * self._side_by_side())
 
+    def gathering(self) -> float:
+        """What threads compute to load single elements."""
+        elements = self.product.gathered_elements(self.tiles.blocks)
+        operations = self.rounds * self.steps * elements * GPU_MATMUL.gathered_operations
+        return 2 * operations * self.target.cores / self.target.flops
+
     def waiting(self) -> float:
         """Each step ends at a barrier, which the steps ahead hide, or without these waits for memory; a block begins
         and ends alone, with its first operands and its results under way."""
-        alone = 2 + (self.steps if self.tiles.blocks.stages == 1 else 0)
+        alone = 2 + (self.steps if self.stages == 1 else 0)
         steps = self.steps * GPU_MATMUL.step_seconds / self._steps_ahead()
         return (steps + alone * self.target.latency) * self.rounds / self._side_by_side()
 
@@ -224,7 +271,7 @@ class _Model:
         return min(self.together, self.rounds)
 
     def _steps_ahead(self) -> int:
-        return max(1, min(self.steps, self.tiles.blocks.stages - 1))
+        return max(1, min(self.steps, self.stages - 1))
 
     def _copied_ahead(self) -> int:
         """Bytes that a block has under way."""
@@ -234,7 +281,7 @@ class _Model:
         """Bytes that are read more than once, since the last cache has no room for all operands: blocks of a wave share
         rows and columns, those of different waves share nothing."""
         rows, columns = self.grid
-        depth = self.hints.estimate(self.product.k.extent)
+        depth = self.product.depth(self.hints)
         once = (rows * self.row_bytes + columns * self.column_bytes) * depth
         if once <= room:
             return 0

@@ -15,7 +15,9 @@ from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
+from tilewright.form.steps import take
 from tilewright.ir.expr import Axis
+from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
@@ -28,20 +30,22 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
-from .capacity import excess
+from .capacity import product_excess
 from .matmul import Blocks
 from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
 
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     """Other schedules of a form, the fastest by the model first; none if it is no plain product of matrices."""
-    product = plain_product(found.form)
+    merged = by.take("merge_sides", found.form)
+    product = plain_product(merged)
     if product is None:
         return ()
     target, hints = by.target, by.hints
     made: list[Solution] = []
     for tiles in _kept(product, target, hints):
-        form, schedule = by.completed(found.form, schedule_of_tiles(product, tiles, hints))
+        walked, own = _walked(product, tiles, target, hints)
+        form, schedule = by.completed(walked.form, schedule_of_tiles(walked, own, hints))
         try:
             check_roles(form, schedule)
         except IllegalSchedule:
@@ -55,19 +59,33 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
     shape = shape_of(product.form, hints)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
     made = schedule_of_blocks(product.form, shape, tiles.blocks, most, multiplied=True)
-    place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, product.k))}
+    steps = () if product.walked is None else (product.walked,)
+    place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, *steps, product.k))}
     classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
     return made.changed(
         classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors
     )  # fmt: skip
 
 
+def _walked(
+    product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints
+) -> tuple[PlainProduct, Tiles]:
+    """The same with a class for the steps of sums, where each is in one tap."""
+    depth = tiles.blocks.tiles[product.k]
+    form = _in_steps(product, depth, target, hints)
+    if form is product.form:
+        return product, tiles
+    steps, within = (a for a in form.classes() if a not in product.form.classes())
+    made = plain_product(form, steps)
+    assert made is not None
+    own = {a: n for a, n in tiles.blocks.tiles.items() if a != product.k} | {steps: 1, within: depth}
+    return made, replace(tiles, blocks=replace(tiles.blocks, tiles=own))
+
+
 def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
-    legal = [
-        t for t in _candidates(product, target, hints)
-        if not excess(product.known(t.blocks.tiles[product.k]), t.blocks, target)
-    ]  # fmt: skip
+    found = _candidates(product, target, hints)
+    legal = [t for t in found if not product_excess(product, t.blocks, target)]
     price = partial(matmul_seconds, product, target=target, hints=hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
@@ -82,15 +100,27 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
 def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:
     """All tiles of a product, whether they fit or not."""
     batch = dict.fromkeys(product.batch, 1)
-    depths = _ladder(product.k, PROPOSALS.depths, hints)
+    depths = _depths(product, target, hints)
     for rows, columns in _sides(product, target, hints):
         tall, wide = (_ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
         for height, width, depth, warps in choices(tall, wide, depths, PROPOSALS.warps):
             if height * width < warps * GPU_MATMUL.warp_elements:
                 continue
             tiles = batch | {rows: height, columns: width, product.k: depth}
-            for stages in (1,) if product.is_one_step(depth) else PROPOSALS.stages:
+            for stages in (1,) if product.is_one_step(depth) or product.gathered else PROPOSALS.stages:
                 yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
+
+
+def _depths(product: PlainProduct, target: Target, hints: SizeHints) -> list[int]:
+    """Tiles of what is summed: those that stay in one tap, if they are no less than threads copy at once."""
+    found = _ladder(product.k, PROPOSALS.depths, hints)
+    walked = [d for d in found if _in_steps(product, d, target, hints) is not product.form]
+    return walked if max(walked, default=0) >= PROPOSALS.min_walked_depth else found
+
+
+def _in_steps(product: PlainProduct, depth: int, target: Target, hints: SizeHints) -> Form:
+    """The form with a class for the steps of sums, if each of them is in one tap; else as it is."""
+    return take("walk_sums", product.form, target, hints, {product.k: depth})
 
 
 def _variants(

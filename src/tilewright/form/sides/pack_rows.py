@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.contraction import product_sides
-from tilewright.ir.expr import Axis, Expr, axis, make, substitute, transform, walk
-from tilewright.ir.form import Form, Item
+from tilewright.ir.expr import Axis, axis, walk
+from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import FORMS
+
+from .fuse import fuse
 
 
 def pack_rows(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Form:
@@ -27,29 +28,7 @@ def pack_rows(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Fo
     if len(live) != 2 or len(known) < len(rows) or math.prod(known.values()) > FORMS.max_packed_rows:
         return form
     first, second = sorted(live, key=lambda a: (a in most, known[a]), reverse=True)
-    number = 1 + max(int(a.name[1:]) for a in form.classes())
-    row = Axis(f"c{number}", dims.mul(first.extent, second.extent))
-    table = {
-        axis(first): dims.floordiv(axis(row), second.extent),
-        axis(second): dims.mod(axis(row), second.extent),
-    }
-
-    def kept(axes: tuple[Axis, ...]) -> list[Axis]:
-        return [row if a == first else a for a in axes if a != second]
-
-    def visit(x: Expr) -> Expr | None:
-        if x.op != "value" or not isinstance(x.value, tuple):
-            return None
-        fold = form.items[x.value[0]]
-        found = dict(zip(fold.kept, x.args, strict=True))
-        args = [axis(row) if a is row else transform(found[a], visit) for a in kept(fold.kept)]
-        return make("value", tuple(args), x.dtype, x.value)
-
-    def changed(i: Item) -> Item:
-        body = tuple(substitute(transform(b, visit), table) for b in i.body)
-        return replace(i, kept=tuple(kept(i.kept)), body=body, offset=substitute(i.offset, table))
-
-    return replace(form, items=tuple(map(changed, form.items)))
+    return fuse(form, (first, second))
 
 
 def _rows(form: Form) -> list[Axis]:

@@ -1,0 +1,72 @@
+"""How the elements of an access lie side by side, where quotients and rests of a class hide it.
+
+The language's compiler sees how long the runs of an affine offset are, and of simple quotients; of sums of those it
+knows too little, or too much (`Term.mixed`). Here a block axis is written as g times one axis and another one below g:
+if the offset is the latter and something that does not depend on it, g elements lie side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
+from tilewright.ir.sizes import dims
+
+_PLAIN = frozenset(
+    {"axis", "symbol", "const", "add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum"}
+)
+"""What places are made of that no data decide."""
+
+
+class Run(NamedTuple):
+    """Along one block axis: elements that lie side by side, and of what the first of each such run is a multiple."""
+
+    length: int
+    multiple: int
+
+
+def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
+    """Elements that one access may take of blocks of `tile` values of each axis, as many as lie side by side, begin at
+    a multiple of so many, and are a power of two; sizes that are not known may be multiples of any."""
+    if not _is_plain(offset):
+        return 1
+    sizes = {s: dims.mul(s, dims.integer(tile)) for s in dims.symbols_of(offset)}
+    return max(min(_run(substitute(offset, sizes), a, tile)) for a in axes)
+
+
+def runs(
+    offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
+) -> list[Run] | None:
+    """The runs of an offset along block axes; None where quotients hide none, or sizes are not known (of what these are
+    multiples, the language's compiler is told). Blocks of the axes in `even` begin at multiples of their tiles."""
+    hidden = [a for a in axes if dims.coefficient(offset, axis(a)) is None]
+    if not hidden or not _is_plain(offset) or dims.symbols_of(offset):
+        return None
+    return [_run(offset, a, tiles[a] if a in even else 1) for a in axes]
+
+
+def _run(offset: Expr, a: Axis, tile: int) -> Run:
+    count = dims.ceildiv(a.extent, dims.integer(tile))
+    length = tile
+    while length > 1:
+        outer = Axis("outer", dims.mul(count, dims.integer(tile // length)))
+        inner = axis(Axis("inner", dims.integer(length)))
+        place = dims.add(dims.mul(axis(outer), dims.integer(length)), inner)
+        parted = substitute(offset, {axis(a): place})
+        if dims.coefficient(parted, inner) is dims.ONE:
+            return Run(length, _multiple(dims.sub(parted, inner)) or length)
+        length //= 2
+    return Run(1, _multiple(offset) or 1)
+
+
+def _is_plain(e: Expr) -> bool:
+    return all(x.op in _PLAIN and x.dtype is i64 for x in walk(e))
+
+
+def _multiple(e: Expr) -> int:
+    """The largest power of two that is known to divide an expression, whatever its axes are; 0 for zero."""
+    common = math.gcd(*dims.linear(e).values())
+    return common & -common

@@ -1,0 +1,99 @@
+"""A kernel around one sum of products as two, where few blocks would have long sums: parts of the sum side by side, and
+what merges them, in index order, with all that stands behind the sum.
+
+A part is a batch of the product, so that its tiles are chosen as those of any other one. What parts leave lies part by
+part, each as the result lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tilewright.ir.expr import axis, substitute
+from tilewright.ir.graph import Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
+
+from .merge_laws import law_of
+from .parts import Cut, Parts, split_reduction
+
+
+class Halves(NamedTuple):
+    """The kernel that sums parts, the one that merges them, and what lies between them in memory."""
+
+    parts: Kernel
+    merge: Kernel
+    between: Value
+    layout: Layout
+
+
+def part_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
+    """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
+    another number of sums, or no axis of them has so many even parts."""
+    sums = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
+    if len(sums) != 1 or count < 2:
+        return None
+    (op,) = sums
+    cut = _cut(op, count)
+    if cut is None:
+        return None
+    partial, merge = _halves(op, cut, fresh)
+    (between,) = partial.outputs
+    first = Kernel((*_needed(kernel.ops, op.inputs), partial), (between,), kernel.reason)
+    others = [merge if other is op else other for other in kernel.ops]
+    second = Kernel(_needed(others, kernel.outputs), kernel.outputs, kernel.reason)
+    return Halves(first, second, between, _layout(kernel, op, layouts))
+
+
+def part_counts(kernel: Kernel, most: int) -> list[int]:
+    """Numbers of even parts, powers of two up to `most`, that the sum of a kernel has."""
+    sums = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
+    counts = [1 << n for n in range(1, most.bit_length())]
+    return [n for n in counts if len(sums) == 1 and _cut(sums[0], n) is not None]
+
+
+def _cut(op: Op, count: int) -> Cut | None:
+    """The longest axis that has `count` even parts of more than one element."""
+    expr = op.expr
+    if expr is None or expr.reduction is None or expr.reduction.combiner != "add" or expr.scan is not None:
+        return None
+    if len(expr.body) != 1:
+        return None
+    extents = {a: dims.static(a.extent) or 0 for a in expr.reduce}
+    whole = max(extents, key=lambda a: extents[a], default=None)
+    if whole is None or extents[whole] % count or extents[whole] < 2 * count:
+        return None
+    return Cut.into(whole, count)
+
+
+def _halves(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
+    expr = op.expr
+    assert (
+        expr is not None and expr.reduction is not None and cut.part is not None and cut.element is not None
+    )
+    elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
+    parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
+    body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]
+    partial, merge = split_reduction(body, parts, law_of(expr.reduction))
+    values = parts.values(fresh, partial.dtypes)
+    first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
+    return first, Op(op.name, values, op.outputs, expr=merge, origin=op.origin)
+
+
+def _needed(ops: Sequence[Op], wanted: Iterable[Value]) -> tuple[Op, ...]:
+    """Those ops on which some values depend, in order."""
+    values, found = set(wanted), list[Op]()
+    for op in reversed(ops):
+        if values & set(op.outputs):
+            found.append(op)
+            values |= set(op.inputs)
+    return tuple(reversed(found))
+
+
+def _layout(kernel: Kernel, op: Op, layouts: Mapping[Value, Layout]) -> Layout:
+    """Part by part, each as the result of the sum lies, or as a result of the kernel of this shape."""
+    (made,) = op.outputs
+    alike = [v for v in (made, *kernel.outputs) if v.shape == made.shape and v in layouts]
+    inner = layouts[alike[0]].strides if alike else dims.dense_strides(made.shape)
+    return Layout((made.numel, *inner))

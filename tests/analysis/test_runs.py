@@ -1,0 +1,77 @@
+"""Which elements of an access lie side by side: what is told holds of every block."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+
+from tilewright.analysis.runs import runs, side_by_side
+from tilewright.ir.expr import Axis, Expr, axis, integer, substitute, symbol
+from tilewright.ir.sizes import dims
+
+M, K = Axis("m", dims.integer(98)), Axis("k", dims.integer(216))
+m, k = axis(M), axis(K)
+
+
+def tap(channels: int, width: int, stride: int = 1) -> Expr:
+    """An element of an image of 7 places a line, and 3 taps a line."""
+    c = dims.integer(channels)
+    kw, kh = dims.mod(dims.floordiv(k, c), integer(3)), dims.floordiv(k, dims.mul(c, integer(3)))
+    w, h = dims.mod(m, integer(7)), dims.floordiv(m, integer(7))
+    place = dims.add(dims.mul(dims.add(dims.mul(h, integer(stride)), kh), integer(width)),
+                     dims.mul(w, integer(stride)), kw)  # fmt: skip
+    return dims.add(dims.mul(place, c), dims.mod(k, c), integer(-3 * channels))
+
+
+OFFSETS: Mapping[str, tuple[Expr, int, int]] = {
+    "one place a step": (tap(24, 9), 8, 8),
+    "two places a step": (tap(24, 15, 2), 8, 8),
+    "four channels beside": (tap(12, 9), 4, 4),
+    "odd": (tap(3, 9), 1, 1),
+    "a power of two": (tap(32, 9), 32, 32),
+    "shifted": (dims.add(tap(32, 9), integer(4)), 32, 4),
+    "walked backwards": (dims.sub(integer(500), tap(32, 9)), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_what_is_told_is_so(name: str) -> None:
+    offset, length, multiple = OFFSETS[name]
+    tiles = {M: 16, K: 32}
+    found = runs(offset, (M, K), tiles, {M, K})
+    assert found is not None and tuple(found[1]) == (length, multiple)
+    for a, run in zip((M, K), found, strict=True):
+        other = K if a is M else M
+        for first, beside in itertools.product(range(0, 96, run.length), range(0, 96, 5)):
+            places = [value(offset, {a: first + n, other: beside}) for n in range(run.length)]
+            assert places[0] % run.multiple == 0
+            assert places == list(range(places[0], places[0] + run.length))
+
+
+def value(e: Expr, at: Mapping[Axis, int]) -> int:
+    number = dims.static(substituted(e, at))
+    assert number is not None
+    return number
+
+
+def substituted(e: Expr, at: Mapping[Axis, int]) -> Expr:
+    return substitute(e, {axis(a): integer(n) for a, n in at.items()})
+
+
+def test_blocks_that_begin_anywhere_tell_nothing() -> None:
+    found = runs(tap(24, 9), (M, K), {M: 16, K: 32}, {M})
+    assert found is not None and found[1].length == 1
+
+
+def test_what_is_linear_needs_no_word() -> None:
+    linear = dims.add(dims.mul(m, integer(24)), k)
+    assert runs(linear, (M, K), {M: 16, K: 32}, {M, K}) is None
+    assert side_by_side(linear, (M, K), 16) == 8
+
+
+def test_copies_of_sizes_that_are_not_known() -> None:
+    n = symbol("n", 1)
+    assert side_by_side(dims.add(dims.mul(m, n), k), (M, K), 16) == 16
+    assert side_by_side(dims.add(dims.mul(m, dims.integer(147)), k), (M, K), 16) == 1
