@@ -13,7 +13,7 @@ from tilewright.library.library_graph import read_ops
 from tilewright.library.select import is_contraction
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .layout import view_layout
+from .layout import channels_last, view_layout
 from .regions import Region, Regions
 
 
@@ -59,7 +59,8 @@ class ChosenProducts:
 
 
 def find_products(graph: Graph) -> list[ProductGroup]:
-    """The groups of a graph whose views are composed; no op is in two, nor has it a kernel yet. Sizes are known."""
+    """The groups of a graph whose views are composed; no op is in two, nor has it a kernel yet. Sizes are known. The
+    layouts of the graph are those of all values, as they would lie with calls for products."""
     finder = _Finder(graph)
     found: list[ProductGroup] = []
     taken: set[Op] = set()
@@ -88,16 +89,28 @@ class _Finder:
                 self.nodes.setdefault(op.origin, []).append(op)
 
     def starts(self, op: Op) -> bool:
-        """Whether an op is a product of halves in a node that a library would call for it."""
+        """Whether an op is a product of halves in a node that a library would call for it; a convolution if images have
+        their channels innermost, before and behind it."""
         if op.kernel >= 0 or op.origin < 0 or op not in self.live or not is_contraction(op):
             return False
         call = self.graph.origins[op.origin].call
         shapes = [v.shape for v in (*op.inputs, *op.outputs)]
+        if call is None or not all(v.dtype.is_half for v in op.inputs):
+            return False
+        known = all(dims.static(n) is not None for shape in shapes for n in shape)
+        images = [op.inputs[0], *self.graph.origins[op.origin].outputs[:1]]
+        return known and (
+            call.reason == "contraction"
+            or (call.reason == "convolution" and all(map(self.is_of_channels, images)))
+        )
+
+    def is_of_channels(self, image: Value) -> bool:
+        """Whether channels lie innermost in an image."""
+        layout, shape = self.graph.layouts.get(image), image.shape
         return (
-            call is not None
-            and call.reason == "contraction"
-            and all(v.dtype.is_half for v in op.inputs)
-            and all(dims.static(n) is not None for shape in shapes for n in shape)
+            layout is not None
+            and len(shape) == 4
+            and all(map(dims.equal, layout.strides, channels_last(shape)))
         )
 
     def grow(self, seed: Op, taken: set[Op]) -> ProductGroup | None:
@@ -146,8 +159,10 @@ class _Finder:
         ]
 
     def is_split(self, own: set[Op]) -> bool:
-        """Whether a node is in it with a part: the library's call would make the values of the others anew."""
-        return any(other not in own for op in own for other in self.nodes.get(op.origin, ()))
+        """Whether a node of a product is in it with a part: the library's call would make the values of the others
+        anew."""
+        products = filter(is_contraction, own)
+        return any(other not in own for op in products for other in self.nodes.get(op.origin, ()))
 
     def next_readers(self, own: set[Op]) -> Iterator[Op]:
         """Pointwise ops, in order, that read what the group makes."""
@@ -167,7 +182,29 @@ class _Finder:
             beside = self.beside(p, seed, rows, taken)
             if beside is not None:
                 more |= beside
+        more |= self.small(more, own, taken)
         return None if self.waits(more, own) else more
+
+    def small(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
+        """Pointwise ops on little that only these ops read: scale and shift of a batch norm."""
+        found: set[Op] = set()
+        todo = list(more)
+        while todo:
+            op = todo.pop()
+            for p in (self.producer.get(v) for v in op.inputs):
+                inside = own | more | found
+                if p is None or p in inside or p in taken or p.kernel >= 0 or p not in self.live:
+                    continue
+                if (
+                    p.expr is None
+                    or not p.expr.is_pointwise
+                    or _size(p) * PRODUCTS.min_times_smaller > _size(op)
+                ):
+                    continue
+                if all(v not in self.kept and set(self.readers.get(v, ())) <= inside for v in p.outputs):
+                    found.add(p)
+                    todo.append(p)
+        return found
 
     def waits(self, more: set[Op], own: set[Op]) -> bool:
         """Whether ops read, beside what a group and they make, something that depends on the group."""
@@ -193,6 +230,10 @@ class _Finder:
             before = [p for v in op.inputs if (p := self.producer.get(v)) is not None and p in self.live]
             op = before[0] if len(before) == 1 else None
         return None
+
+
+def _size(op: Op) -> int:
+    return max(dims.static(dims.prod(v.shape)) or 0 for v in op.outputs)
 
 
 def _is_plain(op: Op, seed: Op, graph: Graph) -> bool:

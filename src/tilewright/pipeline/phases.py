@@ -148,7 +148,14 @@ def _choose_attention(state: State) -> State:
 def _choose_products(state: State) -> State:
     asked = state.request
     builder = Builder(in_silence, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
-    found = choose_products(state.graph, builder, asked.place.device, asked.options.tune_seconds)
+
+    def improved(graph: Graph) -> Graph:
+        for phase in (p for p in PHASES if p.name in ("fuse_convolutions", "split_biases", "normalise")):
+            state_of = state.with_graph(graph)
+            graph = phase.run(state_of).graph if phase.needed(state_of) else graph
+        return graph
+
+    found = choose_products(state.graph, builder, asked.place.device, asked.options.tune_seconds, improved)
     return replace(state, graph=found.graph, products=found)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.library.library_graph import library_graph
-from tilewright.library.select import select
+from tilewright.library.select import is_contraction, select
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import DecisionCache, task_of
@@ -35,6 +35,9 @@ from .replay_trial import ReplayTrial, Way
 LOG = logging.getLogger("tilewright")
 
 
+Rewrite = Callable[[Graph], Graph]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
     """Equal groups: the region of the first one as a graph of its own, with the library's way to compute it, and the
@@ -50,15 +53,18 @@ class _Task:
     """Of all values of the graph."""
 
 
-def choose_products(graph: Graph, builder: Builder, device: str, seconds: float) -> ChosenProducts:
+def choose_products(
+    graph: Graph, builder: Builder, device: str, seconds: float, improve: Rewrite = lambda graph: graph
+) -> ChosenProducts:
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster at `device`.
-    About so many `seconds` go into building and timing. Where nothing can be timed, nothing is chosen."""
+    About so many `seconds` go into building and timing. `improve` does to calls what the later phases do. Where nothing
+    can be timed, nothing is chosen."""
     clock = builder.backend.replay_clock(device)
     if clock is None or seconds <= 0:
         return ChosenProducts(graph)
     solver, cache = builder.solver, builder.decisions
     normal = normalise(graph)
-    tasks = _tasks(normal, find_products(normal), solver)
+    tasks = _tasks(normal, solver, improve)
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)
@@ -86,7 +92,7 @@ def _numbered(
             continue
         for group in task.groups:
             made = [v for v in group.region.inputs if v in makes and makes[v].expr is not None]
-            layouts |= {v: task.layouts[v] for v in made if v in task.layouts}
+            layouts |= {v: task.layouts[v] for v in (*made, *group.region.outputs) if v in task.layouts}
             number |= dict.fromkeys(group.region.ops, fresh)
             fresh += 1
         solver.prefer(
@@ -121,14 +127,14 @@ def _known(cache: DecisionCache, task: _Task, where: str) -> ChosenProduct | Non
             return None
 
 
-def _tasks(graph: Graph, groups: Sequence[ProductGroup], solver: Solver) -> list[_Task]:
+def _tasks(graph: Graph, solver: Solver, improve: Rewrite) -> list[_Task]:
     """The groups that have proposals, those together that are equal; the largest first."""
-    if not groups:
+    if not any(is_contraction(op) for op in graph.ops):
         return []
     selected = select(graph)
     graph = replace(graph, layouts=choose_layouts(selected))  # with those of what calls make
     found: dict[str, list[ProductGroup]] = {}
-    for group in groups:
+    for group in find_products(graph):
         found.setdefault(task_of(group.region.graph(graph)), []).append(group)
     made: list[_Task] = []
     for key, alike in found.items():
@@ -141,7 +147,7 @@ def _tasks(graph: Graph, groups: Sequence[ProductGroup], solver: Solver) -> list
         if proposed:
             origins = {op.origin for op in alike[0].products}
             alone = region.graph(graph)
-            library = library_graph(alone, origins, graph, selected)
+            library = improve(library_graph(alone, origins, graph, selected))
             made.append(_Task(key, alike, alone, library, kernel, proposed, graph.layouts))
     return sorted(made, key=lambda t: (not t.groups[0].is_more, -t.proposed[0].seconds * len(t.groups)))
 

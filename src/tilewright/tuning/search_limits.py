@@ -387,6 +387,8 @@ class ProductLimits:
 
     max_ops: int = 24
     """Ops of a group."""
+    min_times_smaller: int = 8
+    """How much smaller a value is at least that each block computes for itself."""
     max_siblings: int = 3
     """Products of the same rows that become one kernel: queries, keys and values."""
     max_timed: int = 8

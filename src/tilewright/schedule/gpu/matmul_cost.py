@@ -162,9 +162,11 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     return product, Tiles(blocks, rows, columns, launch.order)
 
 
-def matmul_seconds(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> float:
-    """Modelled seconds of one launch."""
-    model = _Model(product, tiles, target, hints)
+def matmul_seconds(
+    product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, moved: int | None = None
+) -> float:
+    """Modelled seconds of one launch, which reads and writes `moved` bytes once, if somebody has counted them."""
+    model = _Model(product, tiles, target, hints, traffic(product.form, hints) if moved is None else moved)
     terms = (
         model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering()
     )  # fmt: skip
@@ -175,7 +177,10 @@ def matmul_seconds(product: PlainProduct, tiles: Tiles, target: Target, hints: S
 class _Model:
     """The terms of the sum, for one product under its tiles."""
 
-    def __init__(self, product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> None:
+    def __init__(
+        self, product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, moved: int
+    ) -> None:
+        self.moved = moved
         self.product, self.tiles, self.target, self.hints = product, tiles, target, hints
         blocks = tiles.blocks
         rows, columns = self.turns(tiles.rows), self.turns(tiles.columns)
@@ -241,7 +246,7 @@ class _Model:
 
     def device(self) -> float:
         """What comes from memory, or from the last cache if all of it may lie there."""
-        moved, cache = traffic(self.product.form, self.hints), self.target.level(MemoryKind.L2)
+        moved, cache = self.moved, self.target.level(MemoryKind.L2)
         near = cache is not None and moved < cache.capacity // 2
         level = cache if near and cache is not None else self.target.device
         under_way = min(self.count, self.target.cores * self.together) * self._copied_ahead()

@@ -86,7 +86,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     found = _candidates(product, target, hints)
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
-    price = partial(matmul_seconds, product, target=target, hints=hints)
+    price = partial(matmul_seconds, product, target=target, hints=hints, moved=traffic(product.form, hints))
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
     for tiles in sorted(legal, key=price):
@@ -128,7 +128,7 @@ def _variants(
 ) -> list[Tiles]:
     """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
     address."""
-    price = partial(matmul_seconds, product, target=target, hints=hints)
+    price = partial(matmul_seconds, product, target=target, hints=hints, moved=traffic(product.form, hints))
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
