@@ -27,7 +27,7 @@ from tilewright.partition import candidates as mapping
 from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
 from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.regions import find_regions
-from tilewright.pipeline.prices import _prices
+from tilewright.pipeline.prices import kernel_prices
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 from tilewright.tuning.search_limits import CANDIDATES
@@ -307,7 +307,7 @@ def test_the_library_stays_where_it_is_faster() -> None:
 def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: int) -> None:
     graph = graph_of(attention)
     target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: capacity})
-    prices = _prices(Solver(target, Options()))
+    prices = kernel_prices(Solver(target, Options()))
     prices = replace(prices, kernel=work, library=lambda region: 1.0, ideal=lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy("modelled", 1))
     little = capacity == 1 << 12
@@ -318,6 +318,6 @@ def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: i
 def test_kernels_that_store_what_calls_would_hold_spare_nothing() -> None:
     graph = graph_of(attention)
     target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: 1 << 12})
-    spared = _prices(Solver(target, Options())).spared
+    spared = kernel_prices(Solver(target, Options())).spared
     each = [Kernel((op,), tuple(op.outputs)) for op in graph.ops]
     assert spared(graph, each[-1:]) > 0 and spared(graph, each) == 0

@@ -40,15 +40,14 @@ Rewrite = Callable[[Graph], Graph]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
-    """Equal groups: the region of the first one as a graph of its own, with the library's way to compute it, and the
-    ways to schedule it as one kernel."""
+    """Equal groups: the region of the first one as a graph of its own and as one kernel, and with the library's way to
+    compute it."""
 
     key: str
     groups: list[ProductGroup]
     region: Graph
     library: Graph
     kernel: Kernel
-    proposed: tuple[Solution, ...]
     layouts: Mapping[Value, Layout]
     """Of all values of the graph."""
 
@@ -64,12 +63,12 @@ def choose_products(
         return ChosenProducts(graph)
     solver, cache = builder.solver, builder.decisions
     normal = normalise(graph)
-    tasks = _tasks(normal, solver, improve)
+    tasks = _tasks(normal, improve)
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)
     known = {t.key: found for t in tasks if (found := _known(cache, t, where)) is not None}
-    left = [t for t in tasks if t.key not in known]
+    left = _with_proposals([t for t in tasks if t.key not in known], solver)
     for task, decided in _decided(left, ReplayTrial(builder, device, clock), seconds):
         known[task.key] = decided
         LOG.info("%s", decided)
@@ -87,7 +86,7 @@ def _numbered(
     fresh = 1 + max((op.kernel for op in normal.ops), default=-1)
     for task in tasks:
         decided = known.get(task.key)
-        solution = _solution(task, decided)
+        solution = _solution(task, decided, solver)
         if solution is None:
             continue
         for group in task.groups:
@@ -106,12 +105,15 @@ def _numbered(
     return ChosenProducts(replace(normal, ops=tuple(ops), layouts=laid), chosen)
 
 
-def _solution(task: _Task, decided: ChosenProduct | None) -> Solution | None:
-    """The proposal that was decided on."""
+def _solution(task: _Task, decided: ChosenProduct | None, solver: Solver) -> Solution | None:
+    """The schedule that was decided on, with the form that it is of."""
     if decided is None or decided.schedule == LIBRARY:
         return None
-    found = next((s for s in task.proposed if str(s.schedule) == decided.schedule), None)
-    return None if found is None else replace(found, seconds=decided.seconds)
+    try:
+        return solver.read(task.kernel, task.layouts, decided.schedule, decided.seconds)
+    except (ValueError, IllegalSchedule) as wrong:
+        LOG.info("no schedule is taken from the store: %s", wrong)
+        return None
 
 
 def _place(task: _Task, where: str) -> str:
@@ -127,8 +129,8 @@ def _known(cache: DecisionCache, task: _Task, where: str) -> ChosenProduct | Non
             return None
 
 
-def _tasks(graph: Graph, solver: Solver, improve: Rewrite) -> list[_Task]:
-    """The groups that have proposals, those together that are equal; the largest first."""
+def _tasks(graph: Graph, improve: Rewrite) -> list[_Task]:
+    """The groups, those together that are equal."""
     if not any(is_contraction(op) for op in graph.ops):
         return []
     selected = select(graph)
@@ -139,29 +141,34 @@ def _tasks(graph: Graph, solver: Solver, improve: Rewrite) -> list[_Task]:
     made: list[_Task] = []
     for key, alike in found.items():
         region = alike[0].region
-        kernel = Kernel(region.ops, region.outputs)
+        alone, origins = region.graph(graph), {op.origin for op in alike[0].products}
+        library = improve(library_graph(alone, origins, graph, selected))
+        made.append(_Task(key, alike, alone, library, Kernel(region.ops, region.outputs), graph.layouts))
+    return made
+
+
+def _with_proposals(tasks: Sequence[_Task], solver: Solver) -> list[tuple[_Task, tuple[Solution, ...]]]:
+    """The tasks that have some, with them; those first that are more than products, and take longest."""
+    found: list[tuple[_Task, tuple[Solution, ...]]] = []
+    for task in tasks:
         try:
-            proposed = solver.proposals(kernel, graph.layouts)
+            proposed = solver.proposals(task.kernel, task.layouts)
         except IllegalSchedule:
             continue
         if proposed:
-            origins = {op.origin for op in alike[0].products}
-            alone = region.graph(graph)
-            library = improve(library_graph(alone, origins, graph, selected))
-            made.append(_Task(key, alike, alone, library, kernel, proposed, graph.layouts))
-    return sorted(made, key=lambda t: (not t.groups[0].is_more, -t.proposed[0].seconds * len(t.groups)))
+            found.append((task, proposed))
+    return sorted(found, key=lambda f: (not f[0].groups[0].is_more, -f[1][0].seconds * len(f[0].groups)))
 
 
 def _decided(
-    tasks: Sequence[_Task], trial: ReplayTrial, seconds: float
+    tasks: Sequence[tuple[_Task, tuple[Solution, ...]]], trial: ReplayTrial, seconds: float
 ) -> Iterator[tuple[_Task, ChosenProduct]]:
     """What the clock says of each task; nothing of those for which there was no time."""
     builds = int(seconds * usable_cores() * PRODUCTS.builds_per_core_second)
-    contests = [(t, _ways(t, trial.builder, 0)) for t in tasks]
-    fitting = [t for t, ways in contests if trial.fits(ways)][:builds]
+    fitting = [(t, p) for t, p in tasks if trial.fits(_ways(t, (), trial.builder))][:builds]
     each = min(PRODUCTS.max_timed, builds // len(fitting)) if fitting else 0
-    ways = [_ways(t, trial.builder, each) for t in fitting]
-    for task, contest, times in zip(fitting, ways, trial(ways), strict=True):
+    ways = [_ways(t, _varied(p, each), trial.builder) for t, p in fitting]
+    for (task, _), contest, times in zip(fitting, ways, trial(ways), strict=True):
         library, ours = times[0], [t if t is not None else math.inf for t in times[1:]]
         if library is None:
             continue
@@ -173,15 +180,15 @@ def _decided(
             yield task, ChosenProduct(task.region.ops, str(schedule), ours[best], library)
 
 
-def _ways(task: _Task, builder: Builder, count: int) -> list[Way]:
-    """The library's way, and as many of ours as there is time for."""
+def _ways(task: _Task, solutions: Sequence[Solution], builder: Builder) -> list[Way]:
+    """The library's way, and ours."""
     solver, hints = builder.solver, builder.hints
     made = [Way(partition(task.library, solver.price, hints, afar=solver.afar))]
-    if count:
+    if solutions:
         together = task.region.with_ops([replace(op, kernel=0) for op in task.region.ops])
         cover = partition(together, solver.price, hints)
         if len(cover.steps) == 1 and isinstance(cover.steps[0], Kernel):
-            for solution in _varied(task.proposed, count):
+            for solution in solutions:
                 kernel = replace(task.kernel)
                 made.append(Way(replace(cover, steps=(kernel,)), {kernel: solution.schedule}))
     return made

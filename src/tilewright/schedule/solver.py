@@ -23,6 +23,7 @@ from tilewright.ir.kernel import Bucket, Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.selection import Precision
+from tilewright.ir.text.schedule import form_steps, parse
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
@@ -99,6 +100,16 @@ class Solver:
         """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
         decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
         return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
+
+    def read(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
+        """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
+        took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids
+        it."""
+        plain = form_of(kernel, layouts, self.target, self.options)
+        form = take_again(form_steps(text), plain, self.target, self.hints)
+        schedule = parse(text, form.classes())
+        check_roles(form, schedule)
+        return Solution(schedule, form, seconds, form)
 
     def prefer(self, kernel: Kernel, solution: Solution) -> None:
         """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster

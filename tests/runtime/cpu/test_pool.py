@@ -195,6 +195,7 @@ def test_a_thread_that_wakes_on_its_callers_core_leaves_it(calls: Calls) -> None
     assert min(found) <= 2
 
 
+@pytest.mark.slow  # other programs on the machine may take the cores meanwhile
 @pytest.mark.skipif(
     sys.platform != "linux" or not pool.sleeps_at_once(os.environ),
     reason="asks for the cores of passive threads",

@@ -54,6 +54,13 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
     return made.changed(**{name: readers[kinds[name]](value) for name, value in given.items()})
 
 
+def form_steps(text: str) -> tuple[FormStep, ...]:
+    """The changes of a form that the text of a schedule names: what its classes belong to. Raises ValueError for what
+    is none."""
+    found = [value for name, _, value in (w.partition("=") for w in _words(text)) if name == "form_steps"]
+    return tuple(map(_step, _items(found[0]))) if found else ()
+
+
 def _readers(axes: Mapping[str, Axis], sizes: Mapping[str, Expr]) -> Mapping[str, Callable[[str], object]]:
     """What reads a field, by its annotated type."""
 
