@@ -379,6 +379,7 @@ class GpuCostThresholds:
     min_special_cost: int
     loads_per_choice: int
     min_copy_bytes: int
+    short_access_ratio: float
 
 
 GPU_COST = load(GpuCostThresholds, "gpu_cost")

@@ -63,10 +63,10 @@ def test_all_mean_the_same(name: str) -> None:
 
 
 def test_more_results_side_by_side_are_thought_faster() -> None:
-    graph = capture(windowed(1, 1), given((64, 144, 56, 56), 3))
+    graph = capture(windowed(1, 3), given((64, 96, 56, 56), 7))
     found = Solver(preset("sm_90"), Options()).proposals(one_kernel(graph), graph.layouts)
     numbers = [s.schedule.form_steps[-1].numbers[0][1] for s in found]
-    assert numbers[0] == 8 and {1, 2, 4, 7, 8} == set(numbers)
+    assert numbers[0] in (7, 8) and numbers[-1] == 1 and {1, 2, 4, 7, 8} == set(numbers)
 
 
 def test_singles_have_no_proposals() -> None:

@@ -25,11 +25,10 @@ from tilewright.analysis.runs import side_by_side
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.schedule.cpu.cost import traffic
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
@@ -241,7 +240,7 @@ class _Model:
 
     def device(self) -> float:
         """What comes from memory, or from the last cache if all of it may lie there."""
-        moved, cache = traffic(self.product.form, self.hints), self.target.level(MemoryKind.L2)
+        moved, cache = bytes_once(self.product.form, self.hints), self.target.level(MemoryKind.L2)
         near = cache is not None and moved < cache.capacity // 2
         level = cache if near and cache is not None else self.target.device
         under_way = min(self.count, self.target.cores * self.together) * self._copied_ahead()
@@ -293,6 +292,21 @@ class _Model:
         batch = max(1, self.count // (rows * columns))
         all_waves = waves * (high * self.row_bytes + wide * self.column_bytes) * depth
         return batch * max(0, all_waves - once)
+
+
+def bytes_once(form: Form, hints: SizeHints) -> int:
+    """Bytes that are read and written at least: windows overlap, and what they share is read from memory once."""
+    touched: Counter[int] = Counter()
+    for item in form.items:
+        for param, offset in dict.fromkeys(item.accesses()):
+            used = axes_of(offset)
+            own = dims.prod(a.extent for a in item.axes if axis(a) in used)
+            touched[param] += hints.estimate(own)
+    values = {param: form.params[param] for param in touched}
+    return sum(
+        min(n, max(1, hints.estimate(values[param].numel))) * values[param].dtype.bytes
+        for param, n in touched.items()
+    )
 
 
 def _unit(product: PlainProduct, target: Target) -> MatrixUnit | None:

@@ -22,7 +22,6 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.legality import check_roles
-from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
@@ -32,7 +31,7 @@ from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
 from .matmul import Blocks
-from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
+from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
@@ -156,4 +155,4 @@ def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
 def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
     """Whether the last cache has no room for what the product reads and writes."""
     cache = target.level(MemoryKind.L2)
-    return cache is not None and traffic(product.form, hints) > cache.capacity // 2
+    return cache is not None and bytes_once(product.form, hints) > cache.capacity // 2

@@ -3,11 +3,15 @@
 Taps are written out (`form.unrolled_sums`). A block has channels, or whatever lies along memory, and places of a line;
 a thread has several results side by side, which share what they read. The model counts bytes:
 
-    seconds = launch + max(bytes from memory / bandwidth, bytes of all loads and stores / bandwidth of the first cache)
+    seconds = launch + max(terms) + loss * min(terms)
+    terms   = bytes from memory / bandwidth, bytes of all loads and stores / bandwidth of the first cache
+
+where narrow accesses take longer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product as choices
 
@@ -19,14 +23,15 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
-from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
+from tilewright.tuning.thresholds import GPU_COST, GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .matmul import Blocks
+from .matmul_cost import bytes_once
 
 STEP = "unroll_sums"
 
@@ -77,10 +82,13 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     for a, tile in tiles.items():
         blocks *= -(-max(1, hints.estimate(a.extent)) // tile)
     busy = min(1.0, blocks / target.cores)
-    near, moved = target.level(MemoryKind.SHARED), traffic(form, hints)
-    first = bytes_moved / (near.bandwidth * busy) if near is not None else 0.0
+    near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
+    access = min(target.vector_bytes, 2 * math.prod(tiles.values()) // (schedule.launch.warps * target.lanes))
+    issued = 1 + GPU_COST.short_access_ratio * (target.vector_bytes / max(1, access) - 1)
+    first = issued * bytes_moved / (near.bandwidth * busy) if near is not None else 0.0
     reached = min(1.0, target.alone * blocks / target.cores)
-    return target.launch_seconds + max(moved / (target.device.bandwidth * reached), first)
+    last = moved / (target.device.bandwidth * reached)
+    return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first)
 
 
 def _elements(axes: Sequence[Axis], tiles: dict[Axis, int], hints: SizeHints) -> int:
