@@ -1,4 +1,5 @@
-"""Schedules that are proposed for a plain product of matrices, for a clock to decide between them.
+"""Schedules that are proposed for a plain product of matrices, for a clock to decide between them. A convolution is one
+once all classes of a side are merged.
 
 All tiles, warps, stages and orders of blocks are enumerated (`PROPOSALS`), those that registers or shared memory cannot
 hold are dropped, and the model of `matmul_cost` ranks the others. Of the fastest a few of each tile are kept: the model
