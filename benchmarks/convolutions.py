@@ -1,11 +1,12 @@
 """`python -m benchmarks.convolutions --json FILE --budget SECONDS`: convolutions of our own on a GPU beside cuDNN.
 
 The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a bias and ReLU, at batch 1 and 32; with
-`--only`, ten of ResNet-50 (`R1` to `R10`) and other batches too (`R3x64`). Of each, the kernel with all schedules that
-are proposed is built and timed in replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with
-bias and ReLU as torch's ops; and in one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these
-are taken in parts too, which a second kernel merges (`s4p0`: four parts). Each layer has a process of its own. With
-`--device cpu` everything is built for an H100 and nothing runs.
+`--only`, ten of ResNet-50 (`R1` to `R10`), the depthwise ones of MobileNet-v2 (`D1` to `D7`) and ConvNeXt-T (`N1` to
+`N4`), and other batches too (`D3x64`). Of each, the kernel with all schedules that are proposed is built and timed in
+replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with bias and ReLU as torch's ops; and in
+one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these are taken in parts too, which a second
+kernel merges (`s4p0`: four parts). Each layer has a process of its own. With `--device cpu` everything is built for an
+H100 and nothing runs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ KEPT_COUNTS, KEPT_IN_PARTS = 3, 4
 
 @dataclass(frozen=True)
 class Layer:
-    """Channels in and out, the side of the input, the side of the kernel, stride, padding."""
+    """Channels in and out, the side of the input, the side of the kernel, stride, padding, groups."""
 
     name: str
     channels: int
@@ -67,6 +68,7 @@ class Layer:
     kernel: int = 1
     stride: int = 1
     padding: int = 0
+    groups: int = 1
 
     @property
     def result(self) -> int:
@@ -76,7 +78,7 @@ class Layer:
     @property
     def products(self) -> int:
         """Products for each element of the result."""
-        return self.channels * self.kernel**2
+        return self.channels // self.groups * self.kernel**2
 
     def flops(self, batch: int) -> int:
         """Operations, two for each product."""
@@ -89,7 +91,7 @@ class Layer:
 
     def convolved(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """What is compiled."""
-        return torch.relu(torch.conv2d(x, weight, bias, self.stride, self.padding))
+        return torch.relu(torch.conv2d(x, weight, bias, self.stride, self.padding, 1, self.groups))
 
     def inputs(self, batch: int, device: torch.device) -> tuple[Tensor, ...]:
         """The image, the weight, the bias, and where the result goes."""
@@ -98,24 +100,30 @@ class Layer:
             return torch.randn(shape, device=device).half().to(memory_format=torch.channels_last)
 
         x = drawn(batch, self.channels, self.side, self.side)
-        weight = drawn(self.features, self.channels, self.kernel, self.kernel) / self.products**0.5
+        weight = (
+            drawn(self.features, self.channels // self.groups, self.kernel, self.kernel) / self.products**0.5
+        )
         bias = torch.randn(self.features, device=device).half()
         return x, weight, bias, torch.empty_like(drawn(batch, self.features, self.result, self.result))
 
     def peers(self) -> dict[str, Call]:
         """What it is compared with, as functions of the inputs."""
-        s, p = self.stride, self.padding
-        window = ((s, s), (p, p), (1, 1), 1)
+        s, p, g = self.stride, self.padding, self.groups
+        window = ((s, s), (p, p), (1, 1), g)
 
         def separate(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-            return torch.relu_(torch.conv2d(x, weight, bias, s, p))
+            return torch.relu_(torch.conv2d(x, weight, bias, s, p, 1, g))
 
         return {
-            ALONE: lambda x, weight, bias, out: torch.conv2d(x, weight, None, s, p),
+            ALONE: lambda x, weight, bias, out: torch.conv2d(x, weight, None, s, p, 1, g),
             PASS: separate,
             FUSED: lambda x, weight, bias, out: aten.cudnn_convolution_relu(x, weight, bias, *window),
         }
 
+
+MOBILENET = ((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1), (384, 14, 1), (960, 7, 1))
+CONVNEXT = ((96, 56), (192, 28), (384, 14), (768, 7))
+"""Depthwise layers: channels, the side of the input, and the stride of those of 3 x 3; 7 x 7."""
 
 LAYERS: Mapping[str, Layer] = {
     layer.name: layer
@@ -127,6 +135,8 @@ LAYERS: Mapping[str, Layer] = {
         Layer("R2", 64, 256, 56), Layer("R3", 256, 64, 56), Layer("R4", 256, 128, 56), Layer("R5", 512, 128, 28),
         Layer("R6", 128, 512, 28), Layer("R7", 1024, 256, 14), Layer("R8", 256, 1024, 14), Layer("R9", 2048, 512, 7),
         Layer("R10", 512, 2048, 7),
+        *(Layer(f"D{n}", c, c, side, 3, stride, 1, c) for n, (c, side, stride) in enumerate(MOBILENET, 1)),
+        *(Layer(f"N{n}", c, c, side, 7, 1, 3, c) for n, (c, side) in enumerate(CONVNEXT, 1)),
     )
 }  # fmt: skip
 

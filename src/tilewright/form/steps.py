@@ -19,6 +19,7 @@ from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
 from .sides.walk_sums import walk_sums
 from .unit_row import with_unit_row
+from .unrolled_sums import unroll_sums
 
 Numbers = Mapping[Axis, int]
 NONE: Numbers = MappingProxyType({})
@@ -30,6 +31,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
     "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
+    "unroll_sums": lambda form, target, hints, numbers: unroll_sums(form, numbers),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
     "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),

@@ -146,3 +146,13 @@ def folds_read(roots: Sequence[Expr]) -> list[int]:
             if x.op == "value" and isinstance(x.value, tuple):
                 found[x.value[0]] = None
     return list(found)
+
+
+def are_at_own_place(form: Form) -> bool:
+    """Whether all results of folds are read at the classes that their folds keep."""
+    reads = (x for i in form.items for r in i.roots for x in walk(r) if x.op == "value")
+    return all(
+        [a.value for a in x.args] == list(form.items[x.value[0]].kept)
+        for x in reads
+        if isinstance(x.value, tuple)
+    )

@@ -53,7 +53,7 @@ def _product(e: Expr) -> list[Expr]:
     return [e]
 
 
-def _slides(op: Op, call: LibraryCall) -> bool:
+def slides(op: Op, call: LibraryCall) -> bool:
     """Whether an op is a depthwise convolution over more than one place: each channel has its own weights, so that it
     is no contraction, but the library knows it."""
     e = op.expr
@@ -124,7 +124,7 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:
     """Whether a product outside loops is a call. One of a size that is not known is."""
     if not is_contraction(op):
-        return _slides(op, call)
+        return slides(op, call)
     if call.reason != "contraction":
         return True
     work = _operations(op)
@@ -134,7 +134,7 @@ def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> boo
 def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether a product in the body of a loop is a call."""
     if not (is_contraction(op) or is_vector_product(op)):
-        return _slides(op, call)
+        return slides(op, call)
     if _packs(op, call, frozen):
         return True
     work = _operations(op)

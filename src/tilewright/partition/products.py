@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.library_graph import read_ops
-from tilewright.library.select import is_contraction
+from tilewright.library.select import is_contraction, slides
 from tilewright.tuning.search_limits import PRODUCTS
 
 from .layout import channels_last, view_layout
@@ -91,11 +91,13 @@ class _Finder:
     def starts(self, op: Op) -> bool:
         """Whether an op is a product of halves in a node that a library would call for it; a convolution if images have
         their channels innermost, before and behind it."""
-        if op.kernel >= 0 or op.origin < 0 or op not in self.live or not is_contraction(op):
+        if op.kernel >= 0 or op.origin < 0 or op not in self.live:
             return False
         call = self.graph.origins[op.origin].call
+        if call is None or not (is_contraction(op) or slides(op, call)):
+            return False
         shapes = [v.shape for v in (*op.inputs, *op.outputs)]
-        if call is None or not all(v.dtype.is_half for v in op.inputs):
+        if not all(v.dtype.is_half for v in op.inputs):
             return False
         known = all(dims.static(n) is not None for shape in shapes for n in shape)
         images = [op.inputs[0], *self.graph.origins[op.origin].outputs[:1]]
@@ -146,7 +148,7 @@ class _Finder:
 
     def group(self, own: set[Op]) -> ProductGroup:
         """These ops, with their products."""
-        products = tuple(op for op in self.graph.ops if op in own and is_contraction(op))
+        products = tuple(op for op in self.graph.ops if op in own and self.starts(op))
         return ProductGroup(self.regions.region(own, set()), products)
 
     def ends(self, own: set[Op]) -> list[Value]:
@@ -161,7 +163,7 @@ class _Finder:
     def is_split(self, own: set[Op]) -> bool:
         """Whether a node of a product is in it with a part: the library's call would make the values of the others
         anew."""
-        products = filter(is_contraction, own)
+        products = filter(self.starts, own)
         return any(other not in own for op in products for other in self.nodes.get(op.origin, ()))
 
     def next_readers(self, own: set[Op]) -> Iterator[Op]:
@@ -222,7 +224,7 @@ class _Finder:
             if not alone or op in taken or op.kernel >= 0:
                 return None
             found.add(op)
-            if is_contraction(op):
+            if self.starts(op) or is_contraction(op):
                 same = self.starts(op) and rows & set(op.inputs) and op.output.shape == seed.output.shape
                 return found if same else None
             if not _is_plain(op, seed, self.graph):

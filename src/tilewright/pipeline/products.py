@@ -12,7 +12,7 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.library.library_graph import library_graph
-from tilewright.library.select import is_contraction, select
+from tilewright.library.select import select
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import DecisionCache, task_of
@@ -131,9 +131,9 @@ def _known(cache: DecisionCache, task: _Task, where: str) -> ChosenProduct | Non
 
 def _tasks(graph: Graph, improve: Rewrite) -> list[_Task]:
     """The groups, those together that are equal."""
-    if not any(is_contraction(op) for op in graph.ops):
-        return []
     selected = select(graph)
+    if all(op.call is None for op in selected.ops):
+        return []
     graph = replace(graph, layouts=choose_layouts(selected))  # with those of what calls make
     found: dict[str, list[ProductGroup]] = {}
     for group in find_products(graph):

@@ -294,6 +294,12 @@ class ProposalChoices:
     """Stages of a block's loop."""
     orders: tuple[int, ...] = (0, 4, 8, 16)
     """Rows of blocks that are numbered together (`Launch.order`), where operands exceed the last cache."""
+    results_side_by_side: tuple[int, ...] = (1, 2, 4, 7, 8)
+    """Results of a window that one thread has."""
+    lanes: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Elements along memory of a block of windows."""
+    window_warps: tuple[int, ...] = (1, 2, 4, 8)
+    """Warps of such a block."""
     max_kept: int = 24
     """Proposals that are kept: each takes a second or two to build."""
     max_alike: int = 3

@@ -227,6 +227,8 @@ class FormThresholds:
     max_exponent_factors: int
     max_packed_rows: int
     max_block_rows: int
+    max_taps_at_once: int
+    max_unrolled_taps: int
     max_line_elements: int
     max_part_elements: int
     min_part_elements: int
@@ -360,6 +362,7 @@ class GpuCostThresholds:
 
     loads_per_choice: int
     min_copy_bytes: int
+    short_access_ratio: float
 
 
 GPU_COST = load(GpuCostThresholds, "gpu_cost")

@@ -48,7 +48,7 @@ def test_two_kernels_mean_the_same(name: str, count: int) -> None:
     found = part_product(one_kernel(graph), graph.layouts, count, graph.fresh_id())
     assert found is not None and found.between.dtype is f32
     inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
-    parted = graph.with_ops(dict.fromkeys((*found.parts.ops, *found.merge.ops)))
+    parted = graph.with_ops(list(dict.fromkeys((*found.parts.ops, *found.merge.ops))))
     results = zip(
         run_graph(parted, inputs, algebra=EXACT), run_graph(graph, inputs, algebra=EXACT), strict=True
     )

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_classes import terms_of
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
-from tilewright.ir.form import Form
+from tilewright.ir.expr import Axis, Expr, axes_of, axis
+from tilewright.ir.form import Form, are_at_own_place
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import FORMS
 
@@ -57,15 +57,8 @@ def sides_of(form: Form) -> Sides | None:
         if not set(item.reduce) == set(sides[2]) == set(folded):
             return None
     kept = {*left, *right}
-    plain = all(kept <= set(i.kept) and i.scan is None for i in form.items) and _at_own_place(form)
+    plain = all(kept <= set(i.kept) and i.scan is None for i in form.items) and are_at_own_place(form)
     return Sides(left, right, folded) if plain else None
-
-
-def _at_own_place(form: Form) -> bool:
-    reads = (x for i in form.items for r in i.roots for x in walk(r) if x.op == "value")
-    return all(
-        x.args == tuple(map(axis, form.items[x.value[0]].kept)) for x in reads if isinstance(x.value, tuple)
-    )
 
 
 def _stored(form: Form, side: Sequence[Axis]) -> tuple[Axis, ...] | None:

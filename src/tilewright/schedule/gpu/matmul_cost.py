@@ -25,11 +25,10 @@ from tilewright.analysis.runs import side_by_side
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.schedule.cpu.cost import traffic
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
@@ -166,7 +165,7 @@ def matmul_seconds(
     product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, moved: int | None = None
 ) -> float:
     """Modelled seconds of one launch, which reads and writes `moved` bytes once, if somebody has counted them."""
-    model = _Model(product, tiles, target, hints, traffic(product.form, hints) if moved is None else moved)
+    model = _Model(product, tiles, target, hints, bytes_once(product.form, hints) if moved is None else moved)
     terms = (
         model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering()
     )  # fmt: skip
@@ -298,6 +297,21 @@ class _Model:
         batch = max(1, self.count // (rows * columns))
         all_waves = waves * (high * self.row_bytes + wide * self.column_bytes) * depth
         return batch * max(0, all_waves - once)
+
+
+def bytes_once(form: Form, hints: SizeHints) -> int:
+    """Bytes that are read and written at least: windows overlap, and what they share is read from memory once."""
+    touched: Counter[int] = Counter()
+    for item in form.items:
+        for param, offset in dict.fromkeys(item.accesses()):
+            used = axes_of(offset)
+            own = dims.prod(a.extent for a in item.axes if axis(a) in used)
+            touched[param] += hints.estimate(own)
+    values = {param: form.params[param] for param in touched}
+    return sum(
+        min(n, max(1, hints.estimate(values[param].numel))) * values[param].dtype.bytes
+        for param, n in touched.items()
+    )
 
 
 def _unit(product: PlainProduct, target: Target) -> MatrixUnit | None:

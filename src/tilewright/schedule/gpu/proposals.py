@@ -1,4 +1,5 @@
-"""Schedules that are proposed for a plain product of matrices, for a clock to decide between them.
+"""Schedules that are proposed for a plain product of matrices, for a clock to decide between them. A convolution is one
+once all classes of a side are merged.
 
 All tiles, warps, stages and orders of blocks are enumerated (`PROPOSALS`), those that registers or shared memory cannot
 hold are dropped, and the model of `matmul_cost` ranks the others. Of the fastest a few of each tile are kept: the model
@@ -22,7 +23,6 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.legality import check_roles
-from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
@@ -32,7 +32,7 @@ from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
 from .matmul import Blocks
-from .matmul_cost import PlainProduct, Tiles, matmul_seconds, plain_product
+from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
@@ -86,7 +86,9 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     found = _candidates(product, target, hints)
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
-    price = partial(matmul_seconds, product, target=target, hints=hints, moved=traffic(product.form, hints))
+    price = partial(
+        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
+    )
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
     for tiles in sorted(legal, key=price):
@@ -128,7 +130,9 @@ def _variants(
 ) -> list[Tiles]:
     """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
     address."""
-    price = partial(matmul_seconds, product, target=target, hints=hints, moved=traffic(product.form, hints))
+    price = partial(
+        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
+    )
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
@@ -156,4 +160,4 @@ def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
 def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
     """Whether the last cache has no room for what the product reads and writes."""
     cache = target.level(MemoryKind.L2)
-    return cache is not None and traffic(product.form, hints) > cache.capacity // 2
+    return cache is not None and bytes_once(product.form, hints) > cache.capacity // 2

@@ -24,6 +24,7 @@ from .cost import block_seconds
 from .matmul_cost import matmul_seconds, matmul_tiles
 from .proposals import proposals
 from .shared_memory import fit_shared_memory
+from .windows import is_written_out, window_proposals, window_seconds
 
 
 class Blocks:
@@ -53,8 +54,8 @@ class Blocks:
         return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
 
     def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
-        """Of plain products of matrices."""
-        return proposals(found, by)
+        """Of plain products of matrices, and of windows without matrices."""
+        return proposals(found, by) or window_proposals(found, by)
 
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Registers and shared memory of products of blocks."""
@@ -62,6 +63,8 @@ class Blocks:
 
     def tile_seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
         """By the model of `matmul_cost` for plain products of matrices, by that of `cost` for others."""
+        if is_written_out(form):
+            return window_seconds(form, schedule, target, hints)
         found = matmul_tiles(form, schedule)
         return (
             self.seconds(form, schedule, target, hints)

@@ -1,0 +1,74 @@
+"""Schedules that are proposed for depthwise convolutions: they mean the same, are ranked, and share what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.lowered import agree
+from tests.support.normal_graph import capture
+from tests.support.one_kernel import one_kernel
+from torch import Tensor
+
+from tilewright.analysis.size_hints import NO_HINTS
+from tilewright.interp import EXACT, exact_random, run_graph
+from tilewright.interp.algebra import Array
+from tilewright.options import Options
+from tilewright.schedule.solver import Solver, replay
+from tilewright.target import preset
+
+Shape = tuple[int, int, int, int]
+
+
+def given(shape: Shape, taps: int, nchw: bool = False, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    layout = torch.contiguous_format if nchw else torch.channels_last
+    x = torch.empty(shape, dtype=dtype).to(memory_format=layout)
+    return [x, torch.empty((shape[1], 1, taps, taps), dtype=dtype), torch.empty(shape[1], dtype=dtype)]
+
+
+def windowed(*window: int) -> Callable[..., Tensor]:
+    """A depthwise convolution with bias and ReLU; `window` is stride, padding, dilation."""
+    return lambda x, w, b: F.relu(F.conv2d(x, w, b, *window, groups=x.shape[1]))
+
+
+PROGRAMS = {
+    "3x3": (windowed(1, 1), given((2, 20, 8, 8), 3)),
+    "with strides": (windowed(2, 1), given((1, 32, 9, 9), 3)),
+    "7x7": (windowed(1, 3), given((1, 16, 8, 8), 7)),
+    "lines": (windowed(1, 3), given((1, 2, 14, 14), 7, nchw=True)),
+    "no border": (windowed(1, 0), given((1, 16, 6, 10), 3)),
+    "an image in a window": (windowed(1, 2), given((2, 32, 2, 2), 5)),
+    "bf16": (windowed(1, 1), given((1, 16, 8, 8), 3, dtype=torch.bfloat16)),
+    "residual": (lambda x, w, b: windowed(1, 1)(x, w, b) + x, given((1, 16, 4, 8), 3)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_all_mean_the_same(name: str) -> None:
+    run, tensors = PROGRAMS[name]
+    graph = capture(run, tensors)
+    kernel, solver = one_kernel(graph), Solver(preset("sm_90"), Options())
+    inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(tensors)]
+    wanted: list[object] = list(run_graph(graph, inputs, algebra=EXACT))
+    found = solver.proposals(kernel, graph.layouts)
+    assert found and [s.seconds for s in found] == sorted(s.seconds for s in found)
+    for solution in found[:: max(1, len(found) // 3)]:
+        made = solver.solve(kernel, graph.layouts, solution.schedule)
+        assert agree(graph, made, inputs, wanted), str(solution.schedule)
+        assert made.seconds == pytest.approx(solution.seconds)
+        again = replay(kernel, graph.layouts, solution.schedule, solver.target, Options(), NO_HINTS)
+        assert again == made.program
+
+
+def test_more_results_side_by_side_are_thought_faster() -> None:
+    graph = capture(windowed(1, 3), given((64, 96, 56, 56), 7))
+    found = Solver(preset("sm_90"), Options()).proposals(one_kernel(graph), graph.layouts)
+    numbers = [s.schedule.form_steps[-1].numbers[0][1] for s in found]
+    assert numbers[0] in (7, 8) and numbers[-1] == 1 and {1, 2, 4, 7, 8} == set(numbers)
+
+
+def test_singles_have_no_proposals() -> None:
+    graph = capture(windowed(1, 1), given((1, 16, 8, 8), 3, dtype=torch.float32))
+    assert Solver(preset("sm_90"), Options()).proposals(one_kernel(graph), graph.layouts) == ()
