@@ -15,6 +15,7 @@ from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 from tilewright.pipeline.backends.cuda import CudaBackend
+from tilewright.pipeline.product_ways import Proposal
 from tilewright.pipeline.replay_trial import Contest, ReplayTrial
 from tilewright.runtime.store.cache import Store
 
@@ -78,6 +79,28 @@ def test_they_are_kernels_with_the_schedules_that_won(name: str, clock: Clock) -
     torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
     chosen = [k for k in made.kernels if k.seconds is not None and 0.4 < k.seconds < 0.5]
     assert chosen, "a schedule that was timed is taken"
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
+    """Two kernels: the parts, and what merges them with all that stands behind."""
+    torch.manual_seed(0)
+    inputs = [halves(16, 512), halves(32, 512), halves(32)]
+
+    def run(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    def parts(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+        return [p for p in proposed if p.parts > 1][:count]
+
+    with mock.patch("tilewright.pipeline.products.varied", parts):
+        made = compiled(run, inputs, contractions="modelled")
+    results, _ = made.run(inputs)
+    torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
+    first, last = made.kernels
+    assert first.seconds is not None and 0.4 < first.seconds < 0.5
+    (between,) = first.kernel.outputs
+    assert between in last.kernel.inputs and between.dtype.name == "f32"
 
 
 @pytest.mark.parametrize("clock", [0.99, None], indirect=True, ids=["as fast", "not timed"])

@@ -43,10 +43,13 @@ class ChosenProduct:
     schedule: str
     seconds: float
     library: float
+    parts: int = 1
+    """How many parts of the sum run side by side, in a kernel of their own."""
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.ops)
-        how = f"kernel of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
+        kind = "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
+        how = f"{kind} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
         return f"{names}: {how}; {self.library * 1e6:.3g} us with the library's products"
 
 

@@ -397,6 +397,12 @@ class ProductLimits:
     """How much smaller a value is at least that each block computes for itself."""
     max_siblings: int = 3
     """Products of the same rows that become one kernel: queries, keys and values."""
+    max_parts: int = 16
+    """Parts of a sum at most, where few grid points leave cores idle."""
+    tried_part_counts: int = 2
+    """Numbers of parts that are looked at: the largest."""
+    max_of_parts: int = 4
+    """Schedules of a kernel of parts that are looked at."""
     max_timed: int = 8
     """Schedules of a group that are timed, those first that the model takes for the fastest."""
     timed_by_address: int = 4

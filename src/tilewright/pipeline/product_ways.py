@@ -1,0 +1,154 @@
+"""Ways to compute a group of ops around a product of matrices: the library's, and kernels of our own under proposed
+schedules, with the whole sum in one kernel or in parts that a second kernel merges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.graph import Graph, Layout, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.schedule import Role
+from tilewright.library.library_graph import library_graph
+from tilewright.library.select import select
+from tilewright.partition.cover import partition
+from tilewright.partition.layout import choose_layouts
+from tilewright.partition.memo import task_of
+from tilewright.partition.products import ProductGroup, find_products
+from tilewright.rewrite.split.products import Halves, part_counts, part_product
+from tilewright.schedule.scheduler import Solution
+from tilewright.schedule.solver import Solver
+from tilewright.tuning.search_limits import PRODUCTS
+
+from .build import Builder
+from .replay_trial import Way
+
+Rewrite = Callable[[Graph], Graph]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Equal groups: the region of the first one as a graph of its own and as one kernel, and with the library's way to
+    compute it."""
+
+    key: str
+    groups: list[ProductGroup]
+    region: Graph
+    library: Graph
+    kernel: Kernel
+    layouts: Mapping[Value, Layout]
+    """Of all values of the graph."""
+
+    @property
+    def is_more(self) -> bool:
+        """See `ProductGroup`."""
+        return self.groups[0].is_more
+
+    def in_parts(self, count: int) -> Halves | None:
+        """The kernel as two, of so many parts."""
+        return halves_of(self.kernel, self.layouts, count, self.region.fresh_id())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A schedule of a task's kernel, or of the one that sums so many `parts`; and modelled seconds of all kernels."""
+
+    parts: int
+    solution: Solution
+    seconds: float
+
+
+def halves_of(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
+    """The kernel as two with the sum in so many parts; none where both would have to compute something."""
+    found = part_product(kernel, layouts, count, fresh)
+    return found if found is not None and not set(found.parts.ops) & set(found.merge.ops) else None
+
+
+def proposals_of(task: Task, solver: Solver) -> list[Proposal]:
+    """All that are proposed for a task, the fastest by the model first."""
+    try:
+        whole = solver.proposals(task.kernel, task.layouts)
+    except IllegalSchedule:
+        return []
+    found = [Proposal(1, s, s.seconds) for s in whole]
+    if found:
+        found += _in_parts(task, solver, _grid_points(whole[0], solver))
+    return sorted(found, key=lambda p: p.seconds)
+
+
+def _in_parts(task: Task, solver: Solver, points: int) -> Iterator[Proposal]:
+    """Those with the sum in parts, where so few grid points leave cores idle."""
+    cores = solver.target.cores
+    fitting = [n for n in part_counts(task.kernel, PRODUCTS.max_parts) if points * n <= 2 * cores]
+    for count in fitting[-PRODUCTS.tried_part_counts :] if points < cores else ():
+        halves = task.in_parts(count)
+        if halves is None:
+            continue
+        layouts = {**task.layouts, halves.between: halves.layout}
+        try:
+            merge = solver.price(halves.merge, layouts)
+            proposed = solver.proposals(halves.parts, layouts)
+        except IllegalSchedule:
+            continue
+        for s in proposed[: PRODUCTS.max_of_parts]:
+            yield Proposal(count, s, s.seconds + merge)
+
+
+def _grid_points(solution: Solution, solver: Solver) -> int:
+    plans = [c for c in solution.schedule.tiling.classes if c.role is Role.GRID]
+    return math.prod(-(-solver.hints.estimate(c.axis.extent) // c.tile) for c in plans)
+
+
+def library_way(task: Task, builder: Builder) -> Way:
+    """With calls for products."""
+    return Way(partition(task.library, builder.solver.price, builder.hints, afar=builder.solver.afar))
+
+
+def ways_of(task: Task, proposals: Sequence[Proposal], builder: Builder) -> Iterator[tuple[Proposal, Way]]:
+    """Ours, of those proposals that are the kernels that they should be."""
+    solver, hints = builder.solver, builder.hints
+    for proposal in proposals:
+        graph = _numbered(task, proposal.parts)
+        cover = partition(graph, solver.price, hints)
+        kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+        if len(kernels) == len(cover.steps) == (1 if proposal.parts == 1 else 2):
+            yield proposal, Way(cover, {kernels[0]: proposal.solution.schedule})
+
+
+def _numbered(task: Task, parts: int) -> Graph:
+    """The region with numbers of kernels."""
+    halves = task.in_parts(parts)
+    if halves is None:
+        return task.region.with_ops([replace(op, kernel=0) for op in task.region.ops])
+    ops = [replace(op, kernel=n) for n, k in enumerate((halves.parts, halves.merge)) for op in k.ops]
+    layouts = {**task.region.layouts, halves.between: halves.layout}
+    return replace(task.region, ops=tuple(ops), layouts=layouts)
+
+
+def varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+    """So many of the fastest by the model, most of which load by descriptors where there are such: of the same tiles,
+    these are mostly faster."""
+    by = [p for p in proposed if p.solution.schedule.memory.descriptors]
+    without = [p for p in proposed if not p.solution.schedule.memory.descriptors]
+    few = max(count // PRODUCTS.timed_by_address, count - len(by))
+    return [*by[: count - few], *without[:few]]
+
+
+def tasks_of(graph: Graph, improve: Rewrite) -> list[Task]:
+    """The groups, those together that are equal."""
+    selected = select(graph)
+    if all(op.call is None for op in selected.ops):
+        return []
+    graph = replace(graph, layouts=choose_layouts(selected))  # with those of what calls make
+    found: dict[str, list[ProductGroup]] = {}
+    for group in find_products(graph):
+        found.setdefault(task_of(group.region.graph(graph)), []).append(group)
+    made: list[Task] = []
+    for key, alike in found.items():
+        region = alike[0].region
+        alone, origins = region.graph(graph), {op.origin for op in alike[0].products}
+        library = improve(library_graph(alone, origins, graph, selected))
+        made.append(Task(key, alike, alone, library, Kernel(region.ops, region.outputs), graph.layouts))
+    return made
