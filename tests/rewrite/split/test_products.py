@@ -49,7 +49,9 @@ def test_two_kernels_mean_the_same(name: str, count: int) -> None:
     assert found is not None and found.between.dtype is f32
     inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
     parted = graph.with_ops(list(dict.fromkeys((*found.parts.ops, *found.merge.ops))))
-    results = zip(run_graph(parted, inputs, algebra=EXACT), run_graph(graph, inputs, algebra=EXACT), strict=True)
+    results = zip(
+        run_graph(parted, inputs, algebra=EXACT), run_graph(graph, inputs, algebra=EXACT), strict=True
+    )
     assert all(equal(made, wanted) for made, wanted in results)  # type: ignore[arg-type]
     layouts = {**graph.layouts, found.between: found.layout}
     solver = Solver(preset("sm_90"), Options())
