@@ -129,10 +129,10 @@ def _numbered(task: Task, parts: int) -> Graph:
 
 def varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
     """So many of the fastest by the model, most of which load by descriptors where there are such: of the same tiles,
-    these are mostly faster."""
+    these are faster but for small products."""
     by = [p for p in proposed if p.solution.schedule.memory.descriptors]
     without = [p for p in proposed if not p.solution.schedule.memory.descriptors]
-    few = max(count // PRODUCTS.timed_by_address, count - len(by))
+    few = max(-(-count // PRODUCTS.timed_by_address) if count > 1 else 0, count - len(by))
     return [*by[: count - few], *without[:few]]
 
 

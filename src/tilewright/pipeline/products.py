@@ -154,8 +154,8 @@ def _decided(
     """What the clock says of each task; nothing of those for which there was no time."""
     builds = int(seconds * usable_cores() * PRODUCTS.builds_per_core_second)
     fitting = [(t, p) for t, p in tasks if trial.fits([library_way(t, trial.builder)])][:builds]
-    each = min(PRODUCTS.max_timed, builds // len(fitting)) if fitting else 0
-    ours = [list(ways_of(t, varied(p, each), trial.builder)) for t, p in fitting]
+    counts = _shared([p[0].seconds * len(t.groups) for t, p in fitting], builds)
+    ours = [list(ways_of(t, varied(p, n), trial.builder)) for (t, p), n in zip(fitting, counts, strict=True)]
     contests = [
         [library_way(t, trial.builder), *(way for _, way in mine)]
         for (t, _), mine in zip(fitting, ours, strict=True)
@@ -171,3 +171,9 @@ def _decided(
         else:
             schedule = str(proposal.solution.schedule)
             yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.parts)
+
+
+def _shared(seconds: Sequence[float], builds: int) -> list[int]:
+    """How many schedules of each task are built: those that take longer have more."""
+    least = min(PRODUCTS.min_timed, builds // max(1, len(seconds)))
+    return [min(PRODUCTS.max_timed, max(least, int(builds * s / sum(seconds)))) for s in seconds]

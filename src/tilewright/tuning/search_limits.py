@@ -405,6 +405,8 @@ class ProductLimits:
     """Schedules of a kernel of parts that are looked at."""
     max_timed: int = 8
     """Schedules of a group that are timed, those first that the model takes for the fastest."""
+    min_timed: int = 2
+    """Schedules of a group that are timed, if there is time for all groups."""
     timed_by_address: int = 4
     """One of so many that are timed loads operands by address."""
     builds_per_core_second: float = 1.0
