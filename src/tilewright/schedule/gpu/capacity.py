@@ -37,30 +37,33 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
 
 def product_excess(product: PlainProduct, blocks: Blocks, target: Target) -> str:
     """The same as `excess`, of a plain product."""
-    known = product.known(blocks.tiles[product.k])
-    return excess(known, blocks, target, product.gathered_elements(blocks))
+    gathered = product.gathered_elements(blocks) * GPU_MATMUL.gathered_registers
+    held = product.held(blocks, target, packed=True) + int(gathered / (blocks.warps * target.lanes))
+    needed = max(product.near_bytes(blocks), _stored_bytes(product.form, blocks))
+    return _excess(held, needed, target)
 
 
-def excess(known: Products, blocks: Blocks, target: Target, gathered: int = 0) -> str:
-    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can. So many elements
-    of operands are `gathered` by threads."""
-    held, room = registers(known, blocks, target, packed=True), target.vector_registers
-    held += int(gathered * GPU_MATMUL.gathered_registers / (blocks.warps * target.lanes))
+def excess(known: Products, blocks: Blocks, target: Target) -> str:
+    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
+    needed = max(shared_bytes(known, blocks), _stored_bytes(known.form, blocks))
+    return _excess(registers(known, blocks, target, packed=True), needed, target)
+
+
+def _excess(held: int, needed: int, target: Target) -> str:
+    room, near = target.vector_registers, target.level(MemoryKind.SHARED)
     if held > room:
         return f"registers hold {room} numbers of a thread, and a tile needs {held}"
-    near = target.level(MemoryKind.SHARED)
-    needed = max(shared_bytes(known, blocks), _stored_bytes(known, blocks))
     if near is not None and needed > near.capacity:
         return f"{near.name} holds {near.capacity} bytes of a block, and a tile needs {needed}"
     return ""
 
 
-def _stored_bytes(known: Products, blocks: Blocks) -> int:
+def _stored_bytes(form: Form, blocks: Blocks) -> int:
     """Bytes of the largest block that is stored: threads hold it as products leave it, and change places through shared
     memory to write whole lines."""
     largest = 0
-    for o in known.form.outputs:
-        size = known.form.params[o.param].dtype.bytes
+    for o in form.outputs:
+        size = form.params[o.param].dtype.bytes
         for a in o.axes:
             size *= blocks.tiles[a]
         largest = max(largest, size)

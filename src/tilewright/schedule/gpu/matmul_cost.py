@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.runs import side_by_side
@@ -53,6 +53,10 @@ class PlainProduct:
     """The sides of which threads load single elements, since none lie side by side that could be copied at once."""
     walked: Axis | None = None
     """The class of steps, each of which sums all of k: then k is a part of what is summed."""
+    counted: dict[tuple[int, ...], int] = field(
+        init=False, default_factory=dict[tuple[int, ...], int], repr=False, compare=False
+    )
+    """Registers and bytes that were counted before: the same tiles are looked at from several sides."""
 
     def is_one_step(self, depth: int) -> bool:
         """Whether steps of `depth` are a single one, whatever the sizes."""
@@ -71,6 +75,25 @@ class PlainProduct:
     def gathered_elements(self, blocks: Blocks) -> int:
         """Elements of a step's operands that threads load one by one."""
         return blocks.tiles[self.k] * sum(blocks.tiles[a] for a in self.gathered)
+
+    def held(self, blocks: Blocks, target: Target, *, packed: bool = False) -> int:
+        """Registers of a thread: see `matmul.registers`."""
+        key = (packed, target.lanes, *self._key(blocks))
+        if key not in self.counted:
+            known = self.known(blocks.tiles[self.k])
+            self.counted[key] = registers(known, blocks, target, packed=packed)
+        return self.counted[key]
+
+    def near_bytes(self, blocks: Blocks) -> int:
+        """Bytes of a block in shared memory: see `matmul.shared_bytes`."""
+        key = self._key(blocks)
+        if key not in self.counted:
+            self.counted[key] = shared_bytes(self.known(blocks.tiles[self.k]), blocks)
+        return self.counted[key]
+
+    def _key(self, blocks: Blocks) -> tuple[int, ...]:
+        sides = (blocks.tiles[a] for a in (self.m, self.n, self.k))
+        return (blocks.warps, blocks.stages, blocks.halves, *sides)
 
     def known(self, depth: int) -> Products:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
@@ -202,14 +225,13 @@ class _Model:
     def blocks_of_a_core(self) -> int:
         """Blocks that registers, shared memory and threads let a core have at once."""
         target, blocks = self.target, self.tiles.blocks
-        known = self.product.known(self.depth)
         threads = blocks.warps * target.lanes
         room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
         found = [target.threads // threads]
         if room is not None:
-            found.append(room.capacity // (4 * threads * registers(known, blocks, target)))
+            found.append(room.capacity // (4 * threads * self.product.held(blocks, target)))
         if near is not None:
-            found.append(near.capacity // max(1, shared_bytes(known, blocks)))
+            found.append(near.capacity // max(1, self.product.near_bytes(blocks)))
         return max(1, min(found))
 
     def multiply(self) -> float:
