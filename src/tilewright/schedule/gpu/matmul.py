@@ -206,7 +206,7 @@ def registers(known: Products, c: Blocks, target: Target, *, packed: bool = Fals
         size = _volume(c, axes)
         if size >= CONTRACTION.min_block_side**2:
             elements += (
-                size * read.dtype.bytes / 4 if packed and not set(axes) & set(known.streamed) else size
+                size * read.dtype.bytes / f32.bytes if packed and not set(axes) & set(known.streamed) else size
             )
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 

@@ -9,9 +9,8 @@ knows more of tiles than of warps and stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
@@ -62,9 +61,7 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
     steps = () if product.walked is None else (product.walked,)
     place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, *steps, product.k))}
     classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
-    return made.changed(
-        classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors
-    )  # fmt: skip
+    return made.changed(classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors)
 
 
 def _walked(
@@ -86,9 +83,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     found = _candidates(product, target, hints)
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
-    price = partial(
-        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
-    )
+    price = _price_of_tiles(product, target, hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
     for tiles in sorted(legal, key=price):
@@ -97,6 +92,12 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
             alike[tile] += 1
             tried += _variants(product, tiles, target, hints, both=not tried)
     return tried
+
+
+def _price_of_tiles(product: PlainProduct, target: Target, hints: SizeHints) -> Callable[[Tiles], float]:
+    """Modelled seconds under tiles; what is moved at least is counted once for all of them."""
+    moved = bytes_once(product.form, hints)
+    return lambda tiles: matmul_seconds(product, tiles, target, hints, moved)
 
 
 def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:
@@ -130,9 +131,7 @@ def _variants(
 ) -> list[Tiles]:
     """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
     address."""
-    price = partial(
-        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
-    )
+    price = _price_of_tiles(product, target, hints)
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
@@ -160,4 +159,4 @@ def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
 def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
     """Whether the last cache has no room for what the product reads and writes."""
     cache = target.level(MemoryKind.L2)
-    return cache is not None and bytes_once(product.form, hints) > cache.capacity // 2
+    return cache is not None and bytes_once(product.form, hints) > cache.lasting_bytes
