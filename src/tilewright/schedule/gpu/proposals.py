@@ -20,17 +20,16 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
-from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.legality import check_roles
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
-from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
-from .matmul import Blocks
+from .matmul import Blocks, ladder
 from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 
@@ -105,7 +104,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
     batch = dict.fromkeys(product.batch, 1)
     depths = _depths(product, target, hints)
     for rows, columns in _sides(product, target, hints):
-        tall, wide = (_ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
+        tall, wide = (ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
         for height, width, depth, warps in choices(tall, wide, depths, PROPOSALS.warps):
             if height * width < warps * GPU_MATMUL.warp_elements:
                 continue
@@ -116,7 +115,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
 
 def _depths(product: PlainProduct, target: Target, hints: SizeHints) -> list[int]:
     """Tiles of what is summed: those that stay in one tap, if they are no less than threads copy at once."""
-    found = _ladder(product.k, PROPOSALS.depths, hints)
+    found = ladder(product.k, PROPOSALS.depths, hints)
     walked = [d for d in found if _in_steps(product, d, target, hints) is not product.form]
     return walked if max(walked, default=0) >= PROPOSALS.min_walked_depth else found
 
@@ -147,13 +146,6 @@ def _sides(product: PlainProduct, target: Target, hints: SizeHints) -> list[tupl
     straight = [(product.m, product.n)]
     short = (hints.likely(product.m.extent) or tall) < tall
     return [*straight, (product.n, product.m)] if short else straight
-
-
-def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
-    """Tiles for a class: none that is more than the next power of two of its extent."""
-    extent = hints.likely(a.extent)
-    top = max(CONTRACTION.min_block_side, next_power_of_two(extent)) if extent is not None else max(sizes)
-    return sorted({min(s, top) for s in sizes})
 
 
 def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
