@@ -33,7 +33,7 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.rewrite.split.products import part_counts, part_product
+from tilewright.rewrite.split.products import even_part_counts, split_product
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.store.cache import Store, default_root
@@ -190,7 +190,7 @@ def ways(layer: Layer, batch: int, target: Target) -> Ways:
         return names
 
     def in_parts(count: int) -> None:
-        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        halves = split_product(kernel, graph.layouts, count, graph.fresh_id())
         assert halves is not None
         layouts = {**graph.layouts, halves.between: halves.layout}
         merge = solver.solve(halves.merge, layouts)
@@ -203,14 +203,14 @@ def ways(layer: Layer, batch: int, target: Target) -> Ways:
             found.modelled[name] += merge.seconds or 0.0
 
     def modelled(count: int) -> float:
-        halves = part_product(kernel, graph.layouts, count, graph.fresh_id())
+        halves = split_product(kernel, graph.layouts, count, graph.fresh_id())
         assert halves is not None
         layouts = {**graph.layouts, halves.between: halves.layout}
         first = next(iter(solver.proposals(halves.parts, layouts)))
         return first.seconds + solver.price(halves.merge, layouts)
 
     whole = add("", kernel, graph.layouts)
-    seconds = {count: modelled(count) for count in part_counts(kernel, MOST_PARTS)}
+    seconds = {count: modelled(count) for count in even_part_counts(kernel, MOST_PARTS)}
     limit = WORTH_A_TRY * found.modelled[whole[0]]
     for count in sorted((c for c, s in seconds.items() if s < limit), key=lambda c: seconds[c])[:KEPT_COUNTS]:
         in_parts(count)

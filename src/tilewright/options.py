@@ -50,8 +50,8 @@ class Options:
     is expected to be."""
 
     tune_seconds: int = 5
-    """Seconds that building and timing kernels of products of matrices beside a library's may take, about, for each
-    graph on a GPU; 0: they are the library's."""
+    """Seconds that building and timing kernels of products and convolutions beside a library's may take, about, for
+    each graph on a GPU; 0: these, and torch's attention op, are the library's."""
 
     compiler: str | None = None
     """Path or name of the C++ compiler; None: the first usable one that is found."""
@@ -64,7 +64,8 @@ class Options:
 
     contractions: Contractions = "modelled"
     """Contractions whose large results are folded again (attention): kernels of our own where these are modelled as
-    faster than library calls (`modelled`) or never (`library`); or kernels for all contractions (`inside`)."""
+    faster than library calls (`modelled`) or never (`library`); or kernels for all contractions (`inside`). On GPUs
+    `modelled` also times others beside the library (`tune_seconds`)."""
 
     rules: bool = True
     """Let guarded algebra rearrange regions around contractions before their kernels are chosen; without, they are

@@ -60,6 +60,11 @@ class Level:
     bandwidth: float
     transaction: int
 
+    @property
+    def lasting_bytes(self) -> int:
+        """What may be touched of a cache and is still found there: half, since other values pass through it too."""
+        return self.capacity // 2
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixUnit:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks import chains
 from benchmarks.chain_cases import CHAINS, Net
+
+from benchmarks import chains
 
 
 def test_there_are_enough() -> None:

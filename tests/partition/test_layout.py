@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.sizes import dims
-from tilewright.partition.layout import channels_last, kernel_layouts
+from tilewright.library.offers.offer import channels_last
+from tilewright.partition.layout import kernel_layouts
 
 
 def chosen(graph: Graph) -> dict[str, bool]:

@@ -93,7 +93,7 @@ def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
     def parts(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
         return [p for p in proposed if p.parts > 1][:count]
 
-    with mock.patch("tilewright.pipeline.products.varied", parts):
+    with mock.patch("tilewright.pipeline.products.pick_varied", parts):
         made = compiled(run, inputs, contractions="modelled")
     results, _ = made.run(inputs)
     torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
@@ -106,7 +106,7 @@ def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
 @pytest.mark.parametrize("clock", [0.99, None], indirect=True, ids=["as fast", "not timed"])
 def test_the_library_keeps_what_is_no_faster(clock: Clock) -> None:
     run, shapes = PROGRAMS["mlp"]
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="a library call is left"):
         compiled(run, [halves(*shape) for shape in shapes], contractions="modelled")
     assert clock.asked
 
@@ -114,7 +114,7 @@ def test_the_library_keeps_what_is_no_faster(clock: Clock) -> None:
 @pytest.mark.parametrize("clock", [0.5], indirect=True)
 def test_without_seconds_nothing_is_timed(clock: Clock) -> None:
     run, shapes = PROGRAMS["mlp"]
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="a library call is left"):
         compiled(run, [halves(*shape) for shape in shapes], contractions="modelled", tune_seconds=0)
     assert not clock.asked
 

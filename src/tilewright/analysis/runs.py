@@ -1,8 +1,8 @@
 """How the elements of an access lie side by side, where quotients and rests of a class hide it.
 
-The language's compiler sees how long the runs of an affine offset are, and of simple quotients; of sums of those it
-knows too little, or too much (`Term.mixed`). Here a block axis is written as g times one axis and another one below g:
-if the offset is the latter and something that does not depend on it, g elements lie side by side.
+Triton's compiler sees how long the runs of an affine offset are, and of simple quotients; of sums of those it knows
+too little, or too much (`emit/triton/expr.Term.mixed`). Here a block axis is written as g times one axis and another
+one below g: if the offset is the latter and something that does not depend on it, g elements lie side by side.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def runs(
 
 
 def _run(offset: Expr, a: Axis, tile: int) -> Run:
+    """The longest runs along an axis whose blocks begin at multiples of `tile`, by halving."""
     count = dims.ceildiv(a.extent, dims.integer(tile))
     length = tile
     while length > 1:

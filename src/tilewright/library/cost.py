@@ -19,7 +19,7 @@ def call_seconds(
     read = {v for op in ops for v in op.inputs if v not in made}
     moved = sum(hints.estimate(v.numel) * v.dtype.bytes for v in (*read, *outputs))
     cache = target.level(MemoryKind.L2)
-    near = cache is not None and moved < cache.capacity // 2
+    near = cache is not None and moved < cache.lasting_bytes
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     work = sum(
         2 * hints.estimate(op.expr.points()) / matrix_flops(op, target, splits=splits)

@@ -7,11 +7,14 @@ from collections.abc import Collection
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.rewrite.normal.normalise import normalise
 
+from .select import live_ops
+
 
 def library_graph(region: Graph, origins: Collection[int], graph: Graph, selected: Graph) -> Graph:
     """What makes the results of a `region` of `graph` where its captured nodes `origins` are calls: the ops of
     `selected`, the same graph with calls, back to what others make."""
-    own, views = set(region.ops), set(graph.ops) - read_ops(graph)
+    own = set(region.ops)
+    views = set(graph.ops) - live_ops(graph)  # that only calls would read
     producer = selected.producer()
 
     def is_part(op: Op) -> bool:
@@ -32,14 +35,3 @@ def library_graph(region: Graph, origins: Collection[int], graph: Graph, selecte
             todo += [(v, True), *((x, False) for x in op.inputs)]
     laid = {v: graph.layouts[v] for v in (*inputs, *results) if v in graph.layouts}
     return normalise(Graph(tuple(inputs), tuple(ops), results, graph.origins, laid))
-
-
-def read_ops(graph: Graph) -> set[Op]:
-    """All ops but the views that only a library's call of a captured node would read."""
-    live: set[Op] = set()
-    needed = set(graph.kept())
-    for op in reversed(graph.ops):
-        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
-            live.add(op)
-            needed |= set(op.inputs)
-    return live

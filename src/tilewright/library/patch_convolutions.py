@@ -55,7 +55,7 @@ def multiply_patches(graph: Graph, timer: CallTimer) -> Graph:
 def _faster(op: Op, graph: Graph, timer: CallTimer) -> Op:
     call = op.call
     task = call.task if call is not None else None
-    if call is None or not isinstance(task, Convolution) or not _parts(op, call, task):
+    if call is None or not isinstance(task, Convolution) or not _cuts_into_patches(op, call, task):
         return op
     last = (channels_last(task.shape),)
     made = replace(
@@ -68,7 +68,7 @@ def _faster(op: Op, graph: Graph, timer: CallTimer) -> Op:
     return replace(op, call=made) if taken else op
 
 
-def _parts(op: Op, call: LibraryCall, task: Convolution) -> bool:
+def _cuts_into_patches(op: Op, call: LibraryCall, task: Convolution) -> bool:
     """Whether windows part the image, but for its end."""
     window = op.inputs[1].shape[2:]
     return (

@@ -122,13 +122,14 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
 
 
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:
-    """Whether a product outside loops is a call. One of a size that is not known is."""
+    """Whether a product outside loops is a call: if it is no small one, if its size is not known, or if a kernel would
+    gather its weight."""
     if not is_contraction(op):
         return slides(op, call)
     if call.reason != "contraction":
         return True
     work = _operations(op)
-    return work is None or work > small or _has_many_rows_for_columns_apart(op, call, frozen)
+    return work is None or work > small or _gathers_weight_for_many_rows(op, call, frozen)
 
 
 def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
@@ -146,7 +147,7 @@ def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     return is_offered(call) and any(frozen.tensor(v) is not None for v in op.inputs)
 
 
-def _has_many_rows_for_columns_apart(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
+def _gathers_weight_for_many_rows(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether so many rows meet a frozen weight whose columns do not lie side by side that a kernel, which gathers them
     for each row, is slower than the library, which copies such a weight first."""
     task = call.task
@@ -182,17 +183,23 @@ def call_contractions(graph: Graph) -> Graph:
 
 
 def drop_unread(graph: Graph) -> Graph:
-    """The graph with only the ops whose results somebody reads (or that have effects or bind sizes), and the constants
-    they read."""
+    """The graph with only its live ops, and the constants they read."""
+    live = live_ops(graph)
+    needed = set(graph.kept()).union(*(op.inputs for op in live))
+    constants = {v: t for v, t in graph.constants.items() if v in needed}
+    return replace(graph, ops=tuple(op for op in graph.ops if op in live), constants=constants)
+
+
+def live_ops(graph: Graph) -> set[Op]:
+    """The ops whose results somebody reads, or that have effects or bind sizes."""
     needed, bound = set(graph.kept()), bound_symbols(graph)
-    ops: list[Op] = []
+    live: set[Op] = set()
     for op in reversed(graph.ops):
         effects = op.call is not None and not op.call.pure
         if effects or set(op.outputs) & needed or binds(op, bound):
-            ops.append(op)
+            live.add(op)
             needed |= set(op.inputs)
-    constants = {v: t for v, t in graph.constants.items() if v in needed}
-    return replace(graph, ops=tuple(ops[::-1]), constants=constants)
+    return live
 
 
 def library_cover(graph: Graph) -> Cover:

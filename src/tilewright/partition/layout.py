@@ -10,6 +10,7 @@ from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.ops.strided import Lying
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.library.offers.offer import channels_last
 
 
 def choose_layouts(graph: Graph) -> dict[Value, Layout]:
@@ -96,12 +97,6 @@ def returned_layouts(
                 found[source] = Layout(strides)
                 break
     return found
-
-
-def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The strides of [batch, channel, space...] with the channel innermost."""
-    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
-    return (inner[0], inner[-1], *inner[1:-1])
 
 
 def _wanted(graph: Graph) -> dict[Value, tuple[Expr, ...]]:

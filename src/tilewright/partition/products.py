@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.library_graph import read_ops
-from tilewright.library.select import is_contraction, slides
+from tilewright.library.offers.offer import channels_last
+from tilewright.library.select import is_contraction, live_ops, slides
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .layout import channels_last, view_layout
+from .layout import view_layout
 from .regions import Region, Regions
 
 
@@ -25,24 +25,24 @@ class ProductGroup:
     products: tuple[Op, ...]
 
     @property
-    def is_more(self) -> bool:
-        """Whether it holds more than what a library's product does as well: that of one node, with a bias."""
+    def is_fusion(self) -> bool:
+        """Whether it holds more than one call of a library does: a captured node, with its bias."""
         return len({op.origin for op in self.region.ops}) > 1
 
 
 LIBRARY = ""
-"""The decision for a library's products; others are texts of schedules."""
+"""Stands for a schedule where the library's products were faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What was decided for a group: the schedule of its kernel (None: the library's products), measured seconds, and
-    those of the library."""
+    """What a clock decided for a group: the text of its kernel's schedule, or `LIBRARY`; measured seconds of what was
+    chosen, and of the library's way."""
 
     ops: tuple[Op, ...]
     schedule: str
     seconds: float
-    library: float
+    library_seconds: float
     parts: int = 1
     """How many parts of the sum run side by side, in a kernel of their own."""
 
@@ -50,7 +50,7 @@ class ChosenProduct:
         names = " + ".join(op.name for op in self.ops)
         kind = "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
         how = f"{kind} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
-        return f"{names}: {how}; {self.library * 1e6:.3g} us with the library's products"
+        return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +77,11 @@ def find_products(graph: Graph) -> list[ProductGroup]:
 
 
 class _Finder:
+    """Grows groups from their products; `readers` are the live ones."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph, self.regions = graph, Regions(graph)
-        live = read_ops(graph)
+        live = live_ops(graph)
         self.readers: dict[Value, list[Op]] = {}
         for op in graph.ops:
             if op in live:
@@ -121,13 +123,13 @@ class _Finder:
     def grow(self, seed: Op, taken: set[Op]) -> ProductGroup | None:
         """The largest group with one result that a product and its readers, taken one by one, come by."""
         own, best = {seed}, set[Op]()
-        rows = set(seed.inputs)
+        operands = set(seed.inputs)
         while len(own) <= PRODUCTS.max_ops:
             ends = self.ends(own)
-            if len(ends) == 1 and not self.is_split(own):
+            if len(ends) == 1 and not self.cuts_a_node(own):
                 best = set(own)
             more = next(
-                (m for r in self.next_readers(own) if (m := self.joined(r, own, seed, rows, taken))), None
+                (m for r in self.next_readers(own) if (m := self.joined(r, own, seed, operands, taken))), None
             )
             if more is None:
                 break
@@ -138,12 +140,12 @@ class _Finder:
         """The groups, where a few of one product each that multiply the same rows by as many columns are one."""
         alike: dict[object, list[ProductGroup]] = {}
         for k, group in enumerate(groups):
-            alike.setdefault(_sides(group) or k, []).append(group)
+            alike.setdefault(_sibling_key(group) or k, []).append(group)
         for same in alike.values():
             joined = [same[0]]
             for other in same[1:]:
                 own = {op for g in joined for op in g.region.own}
-                if len(joined) < PRODUCTS.max_siblings and not self.waits(set(other.region.ops), own):
+                if len(joined) < PRODUCTS.max_siblings and not self.would_wait(set(other.region.ops), own):
                     joined.append(other)
                 else:
                     yield other
@@ -163,7 +165,7 @@ class _Finder:
             if v in self.kept or any(r not in own for r in self.readers.get(v, ()))
         ]
 
-    def is_split(self, own: set[Op]) -> bool:
+    def cuts_a_node(self, own: set[Op]) -> bool:
         """Whether a node of a product is in it with a part: the library's call would make the values of the others
         anew."""
         products = filter(self.starts, own)
@@ -175,8 +177,10 @@ class _Finder:
         found = {r for v in made for r in self.readers.get(v, ()) if r not in own}
         yield from sorted(found, key=self.regions.position.__getitem__)
 
-    def joined(self, reader: Op, own: set[Op], seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
-        """A reader with the products of the same rows that it reads beside the group; None if it cannot join."""
+    def joined(
+        self, reader: Op, own: set[Op], seed: Op, operands: set[Value], taken: set[Op]
+    ) -> set[Op] | None:
+        """A reader with the products of the same operand that it reads beside the group; None if it cannot join."""
         if not _is_plain(reader, seed, self.graph) or reader in taken or reader.kernel >= 0:
             return None
         more = {reader}
@@ -184,13 +188,13 @@ class _Finder:
             p = self.producer.get(v)
             if p is None or p in own:
                 continue
-            beside = self.beside(p, seed, rows, taken)
+            beside = self.beside(p, seed, operands, taken)
             if beside is not None:
                 more |= beside
-        more |= self.small(more, own, taken)
-        return None if self.waits(more, own) else more
+        more |= self.small_producers(more, own, taken)
+        return None if self.would_wait(more, own) else more
 
-    def small(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
+    def small_producers(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
         """Pointwise ops on little that only these ops read: scale and shift of a batch norm."""
         found: set[Op] = set()
         todo = list(more)
@@ -211,15 +215,15 @@ class _Finder:
                     todo.append(p)
         return found
 
-    def waits(self, more: set[Op], own: set[Op]) -> bool:
+    def would_wait(self, more: set[Op], own: set[Op]) -> bool:
         """Whether ops read, beside what a group and they make, something that depends on the group."""
         inside = own | more
         before = {p for op in more for v in op.inputs if (p := self.producer.get(v)) is not None} - inside
         return any(self.regions.inside(p, own) for p in before)
 
-    def beside(self, last: Op, seed: Op, rows: set[Value], taken: set[Op]) -> set[Op] | None:
-        """A product of the same rows with the pointwise ops up to `last`, which nobody else reads; None if there is
-        none."""
+    def beside(self, last: Op, seed: Op, operands: set[Value], taken: set[Op]) -> set[Op] | None:
+        """A product that shares one of the `operands`, with the pointwise ops up to `last`, which nobody else reads;
+        None if there is none."""
         found: set[Op] = set()
         op: Op | None = last
         while op is not None and len(found) < PRODUCTS.max_ops:
@@ -228,7 +232,7 @@ class _Finder:
                 return None
             found.add(op)
             if self.starts(op) or is_contraction(op):
-                same = self.starts(op) and rows & set(op.inputs) and op.output.shape == seed.output.shape
+                same = self.starts(op) and operands & set(op.inputs) and op.output.shape == seed.output.shape
                 return found if same else None
             if not _is_plain(op, seed, self.graph):
                 return None
@@ -259,10 +263,10 @@ def _is_free(view: Op, graph: Graph) -> bool:
     )
 
 
-def _sides(group: ProductGroup) -> tuple[object, ...]:
+def _sibling_key(group: ProductGroup) -> tuple[object, ...]:
     """What siblings have in common: the first operand, how it is read, and all sizes; nothing for groups that have no
     siblings, since other ops stand behind their product."""
-    if group.is_more:
+    if group.is_fusion:
         return ()
     (op,) = group.products
     assert op.expr is not None

@@ -46,7 +46,7 @@ def choose_attention(graph: Graph, builder: Builder, device: str, options: Optio
 
     def judged(found: Mapping[str, tuple[Region, ChosenRegion]]) -> set[str]:
         taken = {key for key in found if cache.get(f"taken {key}") == [True]}
-        left = {k: v for k, v in found.items() if cache.get(f"taken {k}") is None and _is_near(*v)}
+        left = {k: v for k, v in found.items() if cache.get(f"taken {k}") is None and _is_worth_timing(*v)}
         contests = {key: _ways(*pair, normal, selected, builder) for key, pair in left.items()}
         contests = {key: ways for key, ways in contests.items() if trial.fits(ways)}
         for key, times in zip(contests, trial(list(contests.values())), strict=True):
@@ -64,7 +64,7 @@ def choose_attention(graph: Graph, builder: Builder, device: str, options: Optio
     return replace(found, graph=made) if found.regions else ChosenRegions(graph)
 
 
-def _is_near(region: Region, decided: ChosenRegion) -> bool:
+def _is_worth_timing(region: Region, decided: ChosenRegion) -> bool:
     """Whether all sizes are known and the model does not take the kernels for much slower than the library."""
     values = (*region.inputs, *region.outputs)
     known = all(dims.static(n) is not None for v in values for n in v.shape)

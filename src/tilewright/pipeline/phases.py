@@ -130,32 +130,43 @@ def _choose_region_kernels(state: State) -> State:
     return replace(state, graph=found.graph, regions=found)
 
 
+IMPROVES_CALLS = frozenset({"fuse_convolutions", "split_biases", "normalise"})
+"""Phases behind `products` that give a library's calls the form in which they run on a GPU."""
+
+
 def _times_products(state: State) -> bool:
-    """Whether products of matrices may become kernels of our own."""
+    """Whether products of matrices and attention may become kernels of our own by the clock."""
     options, place = state.request.options, state.request.place
     wanted = options.contractions == "modelled" and options.fusion == "full" and options.measure
     return wanted and place.backend.replay_clock(place.device) is not None
 
 
+def _quiet_builder(state: State) -> Builder:
+    """What builds kernels that are only timed."""
+    place = state.request.place
+    return Builder(in_silence, place.backend, state.solver, state.decisions, place.ordinal)
+
+
 def _choose_attention(state: State) -> State:
     asked = state.request
-    builder = Builder(in_silence, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
-    found = choose_attention(state.graph, builder, asked.place.device, asked.options)
+    found = choose_attention(state.graph, _quiet_builder(state), asked.place.device, asked.options)
     earlier = state.regions.regions if state.regions is not None else ()
     return replace(state, graph=found.graph, regions=replace(found, regions=(*earlier, *found.regions)))
 
 
 def _choose_products(state: State) -> State:
     asked = state.request
-    builder = Builder(in_silence, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
 
     def improved(graph: Graph) -> Graph:
-        for phase in (p for p in PHASES if p.name in ("fuse_convolutions", "split_biases", "normalise")):
-            state_of = state.with_graph(graph)
-            graph = phase.run(state_of).graph if phase.needed(state_of) else graph
+        """With calls as they run later, or a library would be timed below its worth."""
+        for phase in (p for p in PHASES if p.name in IMPROVES_CALLS):
+            before = state.with_graph(graph)
+            graph = phase.run(before).graph if phase.needed(before) else graph
         return graph
 
-    found = choose_products(state.graph, builder, asked.place.device, asked.options.tune_seconds, improved)
+    found = choose_products(
+        state.graph, _quiet_builder(state), asked.place.device, asked.options.tune_seconds, improved
+    )
     return replace(state, graph=found.graph, products=found)
 
 

@@ -17,7 +17,7 @@ from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
 from tilewright.partition.products import ProductGroup, find_products
-from tilewright.rewrite.split.products import Halves, part_counts, part_product
+from tilewright.rewrite.split.products import Halves, even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
@@ -26,6 +26,7 @@ from .build import Builder
 from .replay_trial import Way
 
 Rewrite = Callable[[Graph], Graph]
+"""Gives an equal graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +43,9 @@ class Task:
     """Of all values of the graph."""
 
     @property
-    def is_more(self) -> bool:
+    def is_fusion(self) -> bool:
         """See `ProductGroup`."""
-        return self.groups[0].is_more
+        return self.groups[0].is_fusion
 
     def in_parts(self, count: int) -> Halves | None:
         """The kernel as two, of so many parts."""
@@ -62,7 +63,7 @@ class Proposal:
 
 def halves_of(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
     """The kernel as two with the sum in so many parts; none where both would have to compute something."""
-    found = part_product(kernel, layouts, count, fresh)
+    found = split_product(kernel, layouts, count, fresh)
     return found if found is not None and not set(found.parts.ops) & set(found.merge.ops) else None
 
 
@@ -81,7 +82,11 @@ def proposals_of(task: Task, solver: Solver) -> list[Proposal]:
 def _in_parts(task: Task, solver: Solver, points: int) -> Iterator[Proposal]:
     """Those with the sum in parts, where so few grid points leave cores idle."""
     cores = solver.target.cores
-    fitting = [n for n in part_counts(task.kernel, PRODUCTS.max_parts) if points * n <= 2 * cores]
+    fitting = [
+        n
+        for n in even_part_counts(task.kernel, PRODUCTS.max_parts)
+        if points * n <= PRODUCTS.max_points_per_core * cores
+    ]
     for count in fitting[-PRODUCTS.tried_part_counts :] if points < cores else ():
         halves = task.in_parts(count)
         if halves is None:
@@ -97,6 +102,7 @@ def _in_parts(task: Task, solver: Solver, points: int) -> Iterator[Proposal]:
 
 
 def _grid_points(solution: Solution, solver: Solver) -> int:
+    """Blocks of a launch."""
     plans = [c for c in solution.schedule.tiling.classes if c.role is Role.GRID]
     return math.prod(-(-solver.hints.estimate(c.axis.extent) // c.tile) for c in plans)
 
@@ -127,7 +133,7 @@ def _numbered(task: Task, parts: int) -> Graph:
     return replace(task.region, ops=tuple(ops), layouts=layouts)
 
 
-def varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
     """So many of the fastest by the model, most of which load by descriptors where there are such: of the same tiles,
     these are faster but for small products."""
     by = [p for p in proposed if p.solution.schedule.memory.descriptors]

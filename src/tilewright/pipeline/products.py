@@ -30,9 +30,9 @@ from .product_ways import (
     Task,
     halves_of,
     library_way,
+    pick_varied,
     proposals_of,
     tasks_of,
-    varied,
     ways_of,
 )
 from .replay_trial import ReplayTrial
@@ -43,8 +43,9 @@ LOG = logging.getLogger("tilewright")
 def choose_products(
     graph: Graph, builder: Builder, device: str, seconds: float, improve: Rewrite = lambda graph: graph
 ) -> ChosenProducts:
-    """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster at `device`.
-    About so many `seconds` go into building and timing. `improve` does to calls what the later phases do. Where nothing
+    """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
+    About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which
+    there is no time stay a library's, and undecided. `improve` does to calls what the later phases do. Where nothing
     can be timed, nothing is chosen."""
     clock = builder.backend.replay_clock(device)
     if clock is None or seconds <= 0:
@@ -58,11 +59,14 @@ def choose_products(
     known = {t.key: found for t in tasks if (found := _known(cache, t, where)) is not None}
     proposed = [(t, proposals_of(t, solver)) for t in tasks if t.key not in known]
     left = [(t, p) for t, p in proposed if p]
-    left.sort(key=lambda found: (not found[0].is_more, -found[1][0].seconds * len(found[0].groups)))
+    left.sort(key=lambda found: (not found[0].is_fusion, -found[1][0].seconds * len(found[0].groups)))
     for task, decided in _decided(left, ReplayTrial(builder, device, clock), seconds):
         known[task.key] = decided
         LOG.info("%s", decided)
-        cache.put(_place(task, where), [decided.schedule, decided.parts, decided.seconds, decided.library])
+        cache.put(
+            _cache_key(task, where),
+            [decided.schedule, decided.parts, decided.seconds, decided.library_seconds],
+        )
     return _numbered(normal, graph, tasks, known, solver)
 
 
@@ -127,7 +131,7 @@ def _tell(solver: Solver, task: Task, decided: ChosenProduct) -> bool:
     kernel = task.kernel if halves is None else halves.parts
     layouts = task.layouts if halves is None else {**task.layouts, halves.between: halves.layout}
     try:
-        solution = solver.read(kernel, layouts, decided.schedule, decided.seconds)
+        solution = solver.read_solution(kernel, layouts, decided.schedule, decided.seconds)
     except (ValueError, IllegalSchedule) as wrong:
         LOG.info("no schedule is taken from the store: %s", wrong)
         return False
@@ -135,13 +139,14 @@ def _tell(solver: Solver, task: Task, decided: ChosenProduct) -> bool:
     return True
 
 
-def _place(task: Task, where: str) -> str:
+def _cache_key(task: Task, where: str) -> str:
+    """What a decision is kept under: equal groups, on one kind of device."""
     return f"product\n{task.key}\n{where}"
 
 
 def _known(cache: DecisionCache, task: Task, where: str) -> ChosenProduct | None:
     """What an earlier process decided."""
-    match cache.get(_place(task, where)):
+    match cache.get(_cache_key(task, where)):
         case [str(schedule), int(parts), float(seconds), float(library)]:
             return ChosenProduct(task.region.ops, schedule, seconds, library, parts)
         case _:
@@ -153,14 +158,15 @@ def _decided(
 ) -> Iterator[tuple[Task, ChosenProduct]]:
     """What the clock says of each task; nothing of those for which there was no time."""
     builds = int(seconds * usable_cores() * PRODUCTS.builds_per_core_second)
-    fitting = [(t, p) for t, p in tasks if trial.fits([library_way(t, trial.builder)])][:builds]
-    counts = _shared([p[0].seconds * len(t.groups) for t, p in fitting], builds)
-    ours = [list(ways_of(t, varied(p, n), trial.builder)) for (t, p), n in zip(fitting, counts, strict=True)]
-    contests = [
-        [library_way(t, trial.builder), *(way for _, way in mine)]
-        for (t, _), mine in zip(fitting, ours, strict=True)
+    found = [(t, p, library_way(t, trial.builder)) for t, p in tasks]
+    fitting = [(t, p, theirs) for t, p, theirs in found if trial.fits([theirs])][:builds]
+    counts = _share_builds([p[0].seconds * len(t.groups) for t, p, _ in fitting], builds)
+    ours = [
+        list(ways_of(t, pick_varied(p, n), trial.builder))
+        for (t, p, _), n in zip(fitting, counts, strict=True)
     ]
-    for (task, _), mine, times in zip(fitting, ours, trial(contests), strict=True):
+    contests = [[theirs, *(way for _, way in mine)] for (*_, theirs), mine in zip(fitting, ours, strict=True)]
+    for (task, *_), mine, times in zip(fitting, ours, trial(contests), strict=True):
         library, *rest = times
         if library is None:
             continue
@@ -173,7 +179,7 @@ def _decided(
             yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.parts)
 
 
-def _shared(seconds: Sequence[float], builds: int) -> list[int]:
+def _share_builds(seconds: Sequence[float], builds: int) -> list[int]:
     """How many schedules of each task are built: those that take longer have more."""
     least = min(PRODUCTS.min_timed, builds // max(1, len(seconds)))
     return [min(PRODUCTS.max_timed, max(least, int(builds * s / sum(seconds)))) for s in seconds]

@@ -1,4 +1,7 @@
-"""Times covers against each other by replaying graphs of them, so that small kernels are seen as they run in one."""
+"""Times covers against each other by replaying CUDA graphs of them, so that small kernels are seen as they run in one.
+
+`pipeline/trial` times covers with what launches cost the host, also for typical values of unknown sizes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,8 @@ from tilewright.errors import TilewrightError
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
-from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
 from tilewright.runtime.plan.executable import Argument
-from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import PRODUCTS
@@ -25,6 +26,7 @@ from tilewright.tuning.search_limits import PRODUCTS
 from .build import Builder, Clock, Kernels, Refused, number_kernels
 from .executables import executable
 from .state import Made
+from .trial import random_operand
 
 LOG = logging.getLogger("tilewright")
 Run = Callable[[list[Argument]], object]
@@ -69,7 +71,7 @@ class ReplayTrial:
         return [[None] * len(contest) for contest in contests]
 
     def fits(self, ways: Contest) -> bool:
-        """Whether memory can be spared for what they read and make."""
+        """Whether memory can be spared for two sets of what they read and make."""
         return 2 * self._bytes(ways) <= MODELS.max_timed_region_bytes
 
     def _contest(self, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
@@ -119,21 +121,18 @@ class ReplayTrial:
         """Sets of operands, so many that those of a run have left the last cache when their turn comes again."""
         cache = self.builder.solver.target.level(MemoryKind.L2)
         size = max(1, self._bytes(ways))
-        count = 1 if cache is None else 1 + -(-2 * cache.capacity // size)
+        count = 1 if cache is None else 1 + -(-PRODUCTS.min_caches_between_turns * cache.capacity // size)
         count = max(1, min(count, PRODUCTS.max_sets, MODELS.max_timed_region_bytes // size))
         laid = _operands(ways)
-        return [{v: self._tensor(v, layout) for v, layout in laid.items()} for _ in range(count)]
+        hints, device = self.builder.hints, self.device
+        return [
+            {v: random_operand(v, layout, hints, device) for v, layout in laid.items()} for _ in range(count)
+        ]
 
     def _bytes(self, ways: Contest) -> int:
+        """Of all operands and results."""
         values = {*_operands(ways), *(v for v in ways[0].cover.graph.outputs if isinstance(v, Value))}
         return sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values)
-
-    def _tensor(self, v: Value, layout: Layout | None) -> Tensor:
-        """Random numbers where there are floats; else zeros, which are indices of everything."""
-        strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
-        shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
-        t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
-        return drawn(t) if v.dtype.is_float else t.zero_()
 
 
 def _operands(ways: Contest) -> dict[Value, Layout | None]:

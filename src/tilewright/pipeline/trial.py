@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Value
+from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
@@ -82,7 +83,11 @@ class Trial:
         covers = [partition(g, solver.price, self.builder.hints, afar=solver.afar) for g in graphs]
         symbols = graphs[0].symbols()
         built = self.builder.built(covers, symbols, once=True)
-        tensors = [self._tensor(graphs[0], v) for v in graphs[0].inputs if isinstance(v, Value)]
+        tensors = [
+            random_operand(v, graphs[0].layouts.get(v), self.builder.hints, self.device)
+            for v in graphs[0].inputs
+            if isinstance(v, Value)
+        ]
         made: list[Callable[[], object]] = []
         first = 0
         for cover in covers:
@@ -94,10 +99,10 @@ class Trial:
             first += count
         return made
 
-    def _tensor(self, graph: Graph, v: Value) -> Tensor:
-        """Random numbers where there are floats; else zeros, which are indices of everything."""
-        layout = graph.layouts.get(v)
-        strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
-        shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
-        t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
-        return drawn(t) if v.dtype.is_float else t.zero_()
+
+def random_operand(v: Value, layout: Layout | None, hints: SizeHints, device: str) -> Tensor:
+    """Random numbers where there are floats; else zeros, which are indices of everything."""
+    strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
+    shape, laid = (list(map(hints.estimate, x)) for x in (v.shape, strides))
+    t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=device)
+    return drawn(t) if v.dtype.is_float else t.zero_()

@@ -66,8 +66,9 @@ class Solver:
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, Solution | IllegalSchedule] = {}
         self.preferred: dict[str, Solution] = {}
-        """By the keys of kernels all of whose values are dense."""
-        self.taken: dict[str, Solution | None] = {}
+        """What a clock found faster, by the keys that kernels have whose values are all dense."""
+        self.preferred_as_laid: dict[str, Solution | None] = {}
+        """The same by the keys of kernels as their values lie; None where it is not legal so, or nothing is known."""
         self.lowered: dict[str, _Lowered] = {}
         self.shrunk: dict[str, Solver] = {}
         """For kernels that did not get the shared memory that they wanted: who counts on less."""
@@ -94,14 +95,14 @@ class Solver:
             found = self._alike(kernel, layouts)
             return self.scheduler.seconds(found.form, found.schedule, target, self.hints)
 
-        return Afar(cache.capacity / 2, price)
+        return Afar(cache.lasting_bytes, price)
 
     def proposals(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
         """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
         decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
         return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
 
-    def read(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
+    def read_solution(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
         """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
         took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids
         it."""
@@ -115,7 +116,7 @@ class Solver:
         """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster
         than what the model prefers."""
         self.preferred[kernel_key(kernel, {})] = solution
-        self.taken.clear()
+        self.preferred_as_laid.clear()
         self.lowered.clear()
 
     def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:
@@ -217,10 +218,10 @@ class Solver:
         """What is preferred for a kernel, where it is legal for values that lie so."""
         if not self.preferred:
             return None
-        if key not in self.taken:
+        if key not in self.preferred_as_laid:
             found = self.preferred.get(kernel_key(kernel, {}))
-            self.taken[key] = None if found is None else self._laid(found, kernel, layouts)
-        return self.taken[key]
+            self.preferred_as_laid[key] = None if found is None else self._laid(found, kernel, layouts)
+        return self.preferred_as_laid[key]
 
     def _laid(self, found: Solution, kernel: Kernel, layouts: Layouts) -> Solution | None:
         try:

@@ -380,7 +380,7 @@ class ReplayLimits:
 
     runs: int = 20
     """Runs one after the other in a graph, so that its own start is little beside them."""
-    count: int = 5
+    replays: int = 5
     """Replays of which the fastest counts."""
 
 
@@ -401,6 +401,8 @@ class ProductLimits:
     """Parts of a sum at most, where few grid points leave cores idle."""
     tried_part_counts: int = 2
     """Numbers of parts that are looked at: the largest."""
+    max_points_per_core: int = 2
+    """Grid points of a core at most in a kernel of parts: more parts leave no core less idle."""
     max_of_parts: int = 4
     """Schedules of a kernel of parts that are looked at."""
     max_timed: int = 8
@@ -411,6 +413,8 @@ class ProductLimits:
     """One of so many that are timed loads operands by address."""
     builds_per_core_second: float = 1.0
     """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
+    min_caches_between_turns: int = 2
+    """How many times the last cache is filled between two turns of a set of operands."""
     max_sets: int = 8
     """Sets of operands that runs take in turns, so that none finds its own in the last cache."""
     max_preferred_ratio: float = 0.98

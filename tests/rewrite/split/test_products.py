@@ -15,7 +15,7 @@ from tilewright.interp import EXACT, equal, exact_random, run_graph
 from tilewright.interp.algebra import Array
 from tilewright.ir.dtype import f32
 from tilewright.options import Options
-from tilewright.rewrite.split.products import part_counts, part_product
+from tilewright.rewrite.split.products import even_part_counts, split_product
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -45,7 +45,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], Sequence[Tensor]]] = {
 def test_two_kernels_mean_the_same(name: str, count: int) -> None:
     run, given = PROGRAMS[name]
     graph = capture(run, given)
-    found = part_product(one_kernel(graph), graph.layouts, count, graph.fresh_id())
+    found = split_product(one_kernel(graph), graph.layouts, count, graph.fresh_id())
     assert found is not None and found.between.dtype is f32
     inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
     parted = graph.with_ops(list(dict.fromkeys((*found.parts.ops, *found.merge.ops))))
@@ -64,7 +64,7 @@ def test_two_kernels_mean_the_same(name: str, count: int) -> None:
 def test_a_part_lies_as_the_result_does() -> None:
     run, given = PROGRAMS["convolution"]
     graph = capture(run, given)
-    found = part_product(one_kernel(graph), graph.layouts, 2, graph.fresh_id())
+    found = split_product(one_kernel(graph), graph.layouts, 2, graph.fresh_id())
     assert found is not None
     assert [str(s) for s in found.layout.strides] == ["240", "240", "1", "80", "20"]
 
@@ -81,10 +81,10 @@ def test_a_part_lies_as_the_result_does() -> None:
 )
 def test_others_are_not_parted(run: Callable[..., object], given: Sequence[Tensor]) -> None:
     graph = capture(run, given)
-    assert part_counts(one_kernel(graph), 16) == []
-    assert part_product(one_kernel(graph), graph.layouts, 2, graph.fresh_id()) is None
+    assert even_part_counts(one_kernel(graph), 16) == []
+    assert split_product(one_kernel(graph), graph.layouts, 2, graph.fresh_id()) is None
 
 
 def test_even_parts_alone() -> None:
     graph = capture(F.linear, (halves(20, 24), halves(40, 24)))
-    assert part_counts(one_kernel(graph), 64) == [2, 4, 8]
+    assert even_part_counts(one_kernel(graph), 64) == [2, 4, 8]

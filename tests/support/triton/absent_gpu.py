@@ -105,7 +105,7 @@ def compiled(
     phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
     state = run_phases(begin(asked, captured, solver, Store(None)), phases)
     cover = partition(state.graph, state.solver.price, state.solver.hints)
-    assert all(isinstance(step, Kernel) for step in cover.steps)
+    assert all(isinstance(step, Kernel) for step in cover.steps), "a library call is left"
     kernels = [state.solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
     mapped = recorder.trace["map"]
     assert isinstance(mapped, ChosenRegions)

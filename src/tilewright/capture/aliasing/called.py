@@ -118,7 +118,7 @@ def _lay(tensors: Sequence[Tensor]) -> list[object]:
     return found
 
 
-def asking(
+def guard_inputs(
     compiled: Callable[..., object],
     relied: Relied,
     eager: Callable[[], Callable[..., object]],

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
-from tilewright.capture.aliasing.called import InputFacts, Relied, asking, relied_on
+from tilewright.capture.aliasing.called import InputFacts, Relied, guard_inputs, relied_on
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.aliasing.overlapping import (
     refuse_overlapping_writes,
@@ -180,7 +180,7 @@ def through_autograd(
     with refused_by_torch(gm, failed):
         compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
     relied = _relied_on(gm, facts, saved, len(held))
-    compiled = asking(compiled, relied, lambda: _eagerly(gm, builders, recorder))
+    compiled = guard_inputs(compiled, relied, lambda: _eagerly(gm, builders, recorder))
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
 

@@ -1,5 +1,5 @@
-"""A kernel around one sum of products as two, where few blocks would have long sums: parts of the sum side by side, and
-what merges them, in index order, with all that stands behind the sum.
+"""A kernel around one sum of products as two (split-K), where few blocks would have long sums: parts of the sum side by
+side, and what merges them, in index order, with all that stands behind the sum.
 
 A part is a batch of the product, so that its tiles are chosen as those of any other one. What parts leave lies part by
 part, each as the result lies.
@@ -28,15 +28,12 @@ class Halves(NamedTuple):
     layout: Layout
 
 
-def part_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
+def split_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
     """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
     another number of sums, or no axis of them has so many even parts."""
-    sums = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
-    if len(sums) != 1 or count < 2:
-        return None
-    (op,) = sums
-    cut = _cut(op, count)
-    if cut is None:
+    op = _only_sum(kernel)
+    cut = None if op is None or count < 2 else _cut(op, count)
+    if op is None or cut is None:
         return None
     partial, merge = _halves(op, cut, fresh)
     (between,) = partial.outputs
@@ -46,11 +43,17 @@ def part_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fr
     return Halves(first, second, between, _layout(kernel, op, layouts))
 
 
-def part_counts(kernel: Kernel, most: int) -> list[int]:
+def even_part_counts(kernel: Kernel, most: int) -> list[int]:
     """Numbers of even parts, powers of two up to `most`, that the sum of a kernel has."""
-    sums = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
+    op = _only_sum(kernel)
     counts = [1 << n for n in range(1, most.bit_length())]
-    return [n for n in counts if len(sums) == 1 and _cut(sums[0], n) is not None]
+    return [] if op is None else [n for n in counts if _cut(op, n) is not None]
+
+
+def _only_sum(kernel: Kernel) -> Op | None:
+    """The reduction of a kernel that has one."""
+    found = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _cut(op: Op, count: int) -> Cut | None:
@@ -68,6 +71,7 @@ def _cut(op: Op, count: int) -> Cut | None:
 
 
 def _halves(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
+    """The op that sums parts into the value number `fresh`, and the one that merges them."""
     expr = op.expr
     assert (
         expr is not None and expr.reduction is not None and cut.part is not None and cut.element is not None

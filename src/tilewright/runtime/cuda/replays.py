@@ -23,7 +23,7 @@ def replayed_seconds(run: Callable[[], object]) -> float:
         finally:
             graph.capture_end()
         times: list[float] = []
-        for _ in range(REPLAYS.count):
+        for _ in range(REPLAYS.replays):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record(stream)
             graph.replay()

@@ -28,7 +28,7 @@ def vector_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     """Estimated seconds of one launch, symbols taken as typical sizes."""
     cache = target.level(MemoryKind.L2)
     moved = traffic(form, hints)
-    fits = cache is not None and moved < cache.capacity // 2
+    fits = cache is not None and moved < cache.lasting_bytes
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
     width = vector_lanes(target) if schedule.tiling.lane is not None else 1
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):

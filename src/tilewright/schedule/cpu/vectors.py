@@ -284,7 +284,7 @@ def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
             ):
                 continue
             size = dims.mul(form.sizes[param], dims.integer(form.params[param].dtype.bytes))
-            large = _reaches(size, cache.capacity // 2)
+            large = _reaches(size, cache.lasting_bytes)
             far = _reaches(row, target.core.capacity // 16 + 1)
             near = const(True, bool_) if far is None else call("not", far)
             if large is not None and not is_const(near, False):

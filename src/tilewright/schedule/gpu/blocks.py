@@ -447,7 +447,7 @@ def _grid_tiles(
         )
         tiles[shape.lane] = fit_tile(shape.lane, wide, hints)
         held *= tiles[shape.lane]
-    spare = _spare(form, shape, target)
+    spare = _spare_elements(form, target)
     for a in reversed(shape.grid):
         room = min(budget // held, spare // max(1, held)) if spare else budget // held
         if tiles[a] == 1 and room > 1:
@@ -456,7 +456,7 @@ def _grid_tiles(
     return tiles
 
 
-def _spare(form: Form, shape: Shape, target: Target) -> int:
+def _spare_elements(form: Form, target: Target) -> int:
     """Elements that a block may have if every core is to get some blocks; 0 if sizes are unknown (no limit)."""
     sizes = [dims.static(dims.prod(a.extent for a in i.axes)) for i in form.items]
     if any(s is None for s in sizes):

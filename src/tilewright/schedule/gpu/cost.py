@@ -22,7 +22,7 @@ def block_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHin
     """Estimated seconds of one launch, symbols taken as typical sizes."""
     moved = traffic(form, hints)
     cache = target.level(MemoryKind.L2)
-    near = cache is not None and moved < cache.capacity // 2
+    near = cache is not None and moved < cache.lasting_bytes
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     count, steps, held = 1, 1, 1
     for c in schedule.tiling.classes:

@@ -122,7 +122,7 @@ def product_blocks(
 def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
     open_ = (*known.grid, *known.streamed)
     ladders = [
-        _ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
+        ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
         for a in open_
     ]
     for tiles in choices(*ladders):
@@ -151,7 +151,7 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
             yield Blocks(complete, warps, ahead, spread, halves)
 
 
-def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
+def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     """Tiles for a class: none that is more than the next power of two of its extent."""
     extent = hints.likely(a.extent)
     if extent is None:
@@ -206,7 +206,9 @@ def registers(known: Products, c: Blocks, target: Target, *, packed: bool = Fals
         size = _volume(c, axes)
         if size >= CONTRACTION.min_block_side**2:
             elements += (
-                size * read.dtype.bytes / 4 if packed and not set(axes) & set(known.streamed) else size
+                size * read.dtype.bytes / f32.bytes
+                if packed and not set(axes) & set(known.streamed)
+                else size
             )
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 

@@ -24,7 +24,7 @@ from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.runs import side_by_side
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
-from tilewright.ir.dtype import DType
+from tilewright.ir.dtype import DType, f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
@@ -229,7 +229,7 @@ class _Model:
         room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
         found = [target.threads // threads]
         if room is not None:
-            found.append(room.capacity // (4 * threads * self.product.held(blocks, target)))
+            found.append(room.capacity // (f32.bytes * threads * self.product.held(blocks, target)))
         if near is not None:
             found.append(near.capacity // max(1, self.product.near_bytes(blocks)))
         return max(1, min(found))
@@ -268,12 +268,12 @@ class _Model:
     def device(self) -> float:
         """What comes from memory, or from the last cache if all of it may lie there."""
         moved, cache = self.moved, self.target.level(MemoryKind.L2)
-        near = cache is not None and moved < cache.capacity // 2
+        near = cache is not None and moved < cache.lasting_bytes
         level = cache if near and cache is not None else self.target.device
         under_way = min(self.count, self.target.cores * self.together) * self._copied_ahead()
         needed = self.target.device.bandwidth * self.target.latency
         share = min(self.reached, under_way / needed) if needed else self.reached
-        again = 0 if cache is None or near else self._read_again(cache.capacity // 2)
+        again = 0 if cache is None or near else self._read_again(cache.lasting_bytes)
         return (moved + again) / (level.bandwidth * share)
 
     def arrival(self) -> float:

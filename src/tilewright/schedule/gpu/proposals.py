@@ -9,9 +9,8 @@ knows more of tiles than of warps and stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
@@ -21,17 +20,16 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
-from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.legality import check_roles
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
-from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
-from .matmul import Blocks
+from .matmul import Blocks, ladder
 from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 
@@ -62,9 +60,7 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
     steps = () if product.walked is None else (product.walked,)
     place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, *steps, product.k))}
     classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
-    return made.changed(
-        classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors
-    )  # fmt: skip
+    return made.changed(classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors)
 
 
 def _walked(
@@ -86,9 +82,7 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
     found = _candidates(product, target, hints)
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
-    price = partial(
-        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
-    )
+    price = _price_of_tiles(product, target, hints)
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
     for tiles in sorted(legal, key=price):
@@ -99,12 +93,18 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     return tried
 
 
+def _price_of_tiles(product: PlainProduct, target: Target, hints: SizeHints) -> Callable[[Tiles], float]:
+    """Modelled seconds under tiles; what is moved at least is counted once for all of them."""
+    moved = bytes_once(product.form, hints)
+    return lambda tiles: matmul_seconds(product, tiles, target, hints, moved)
+
+
 def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iterator[Tiles]:
     """All tiles of a product, whether they fit or not."""
     batch = dict.fromkeys(product.batch, 1)
     depths = _depths(product, target, hints)
     for rows, columns in _sides(product, target, hints):
-        tall, wide = (_ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
+        tall, wide = (ladder(a, PROPOSALS.sides, hints) for a in (rows, columns))
         for height, width, depth, warps in choices(tall, wide, depths, PROPOSALS.warps):
             if height * width < warps * GPU_MATMUL.warp_elements:
                 continue
@@ -115,7 +115,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
 
 def _depths(product: PlainProduct, target: Target, hints: SizeHints) -> list[int]:
     """Tiles of what is summed: those that stay in one tap, if they are no less than threads copy at once."""
-    found = _ladder(product.k, PROPOSALS.depths, hints)
+    found = ladder(product.k, PROPOSALS.depths, hints)
     walked = [d for d in found if _in_steps(product, d, target, hints) is not product.form]
     return walked if max(walked, default=0) >= PROPOSALS.min_walked_depth else found
 
@@ -130,9 +130,7 @@ def _variants(
 ) -> list[Tiles]:
     """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
     address."""
-    price = partial(
-        matmul_seconds, product, target=target, hints=hints, moved=bytes_once(product.form, hints)
-    )
+    price = _price_of_tiles(product, target, hints)
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
@@ -150,14 +148,7 @@ def _sides(product: PlainProduct, target: Target, hints: SizeHints) -> list[tupl
     return [*straight, (product.n, product.m)] if short else straight
 
 
-def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
-    """Tiles for a class: none that is more than the next power of two of its extent."""
-    extent = hints.likely(a.extent)
-    top = max(CONTRACTION.min_block_side, next_power_of_two(extent)) if extent is not None else max(sizes)
-    return sorted({min(s, top) for s in sizes})
-
-
 def _exceeds_cache(product: PlainProduct, target: Target, hints: SizeHints) -> bool:
     """Whether the last cache has no room for what the product reads and writes."""
     cache = target.level(MemoryKind.L2)
-    return cache is not None and bytes_once(product.form, hints) > cache.capacity // 2
+    return cache is not None and bytes_once(product.form, hints) > cache.lasting_bytes

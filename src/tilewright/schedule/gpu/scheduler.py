@@ -62,7 +62,8 @@ class Blocks:
         check_capacity(form, schedule, target)
 
     def tile_seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
-        """By the model of `matmul_cost` for plain products of matrices, by that of `cost` for others."""
+        """By the model of `windows` for windows that are written out, by that of `matmul_cost` for plain products of
+        matrices, by that of `cost` for others."""
         if is_written_out(form):
             return window_seconds(form, schedule, target, hints)
         found = matmul_tiles(form, schedule)

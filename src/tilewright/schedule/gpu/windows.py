@@ -18,6 +18,7 @@ from itertools import product as choices
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.steps import take
 from tilewright.form.unrolled_sums import is_window
+from tilewright.ir.dtype import f16
 from tilewright.ir.expr import Axis, axis, walk
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
@@ -34,6 +35,9 @@ from .matmul import Blocks
 from .matmul_cost import bytes_once
 
 STEP = "unroll_sums"
+"""The step of a form that writes its windows out."""
+WINDOW_BYTES = f16.bytes
+"""Of an element: windows read halves (`form.unrolled_sums.is_window`)."""
 
 
 def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
@@ -83,7 +87,8 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
         blocks *= -(-max(1, hints.estimate(a.extent)) // tile)
     busy = min(1.0, blocks / target.cores)
     near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
-    access = min(target.vector_bytes, 2 * math.prod(tiles.values()) // (schedule.launch.warps * target.lanes))
+    threads = schedule.launch.warps * target.lanes
+    access = min(target.vector_bytes, WINDOW_BYTES * math.prod(tiles.values()) // threads)
     issued = 1 + GPU_COST.short_access_ratio * (target.vector_bytes / max(1, access) - 1)
     first = issued * bytes_moved / (near.bandwidth * busy) if near is not None else 0.0
     reached = min(1.0, target.alone * blocks / target.cores)
@@ -100,14 +105,14 @@ def _elements(axes: Sequence[Axis], tiles: dict[Axis, int], hints: SizeHints) ->
 
 
 def _line(form: Form, lane: Axis | None) -> Axis | None:
-    """The class along which windows lie closest that is not the lane."""
+    """The class along which windows lie closest that is not the lane; one with a border, if there are borders."""
     near: dict[Axis, int] = {}
-    moved = {a.value for i in form.folds.values() for b in i.body for x in walk(b) if x.op == "where"
+    bordered = {a.value for i in form.folds.values() for b in i.body for x in walk(b) if x.op == "where"
              for a in walk(x.args[0]) if a.op == "axis"}  # fmt: skip
     for a in form.outputs[0].kept:
         step = dims.coefficient(form.outputs[0].offset, axis(a))
         known = None if step is None else dims.static(step)
-        if a != lane and known and dims.static(a.extent) is not None and (not moved or a in moved):
+        if a != lane and known and dims.static(a.extent) is not None and (not bordered or a in bordered):
             near[a] = known
     return min(near, key=lambda a: near[a], default=None)
 

@@ -32,7 +32,7 @@ FILLS = (torch.full, torch.full_like, "new_full")
 
 
 def takes_number(node: fx.Node, place: int) -> bool:
-    """Whether the argument of this number may be another number in each step."""
+    """Whether the argument at this place (see `arguments_of`) may be another number in each step."""
     made = val_of(node)
     if is_one_number(node):
         return True
@@ -59,14 +59,14 @@ def _known(node: fx.Node) -> Twin | None:
 
 
 def _twin_places(node: fx.Node) -> frozenset[int]:
-    """The numbers of the arguments that the twin of a node takes as tensors."""
+    """The places of the arguments that the twin of a node takes as tensors."""
     twin = _known(node)
     if twin is None:
         return frozenset()
     counted = iter(range(len(arguments_of(node))))
 
     def numbered(a: object) -> object:
-        """The number of a plain argument; None for what holds others, whose numbers are passed over."""
+        """The place of a plain argument; None for what holds others, whose places are passed over."""
         inside = [a.start, a.stop, a.step] if isinstance(a, slice) else a
         if isinstance(inside, dict):
             inside = [*cast(dict[str, object], inside).values()]
