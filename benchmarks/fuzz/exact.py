@@ -46,7 +46,7 @@ from tilewright.pipeline.place import Place
 from tilewright.pipeline.state import Request
 from tilewright.pipeline.trace import Recorder
 from tilewright.runtime.call.fallback import Captured
-from tilewright.schedule.cpu.scheduler import Vectors
+from tilewright.schedule.cpu.scheduler import VectorScheduler
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import Tuning
 from tilewright.target import PRESETS, Target
@@ -236,7 +236,7 @@ def _until(end: float) -> Generator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-class Changed(Vectors):
+class Changed(VectorScheduler):
     """The usual scheduler, whose schedules an oracle changes."""
 
     def __init__(self, oracle: Oracle) -> None:

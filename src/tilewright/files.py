@@ -56,7 +56,7 @@ def program_way(program: Exported, options: Options) -> ProgramWay:
     return ProgramWay(program, build, freeze=options.freeze is not False)
 
 
-class Graphs:
+class FileGraphs:
     """The graphs of one model of flat tensors. `dims` names the dims of each that may change: dims of one name are
     taken as equal while they are, and a call where they differ gets a graph in which each has its own symbol."""
 
@@ -160,7 +160,7 @@ class FileWay:
         self.device = device
         self.options = options
         self.naming = naming
-        self._kinds: list[tuple[Nesting | None, Graphs]] = []
+        self._kinds: list[tuple[Nesting | None, FileGraphs]] = []
         self._nests = any(s.dtype is None for s in module.input_specs)
         self._lock = threading.Lock()
         self.names = tuple(s.name for s in module.input_specs)
@@ -302,7 +302,7 @@ class FileWay:
         with self._lock:
             return self._graphs(nesting, tensors).chosen(tensors), tensors  # pyright: ignore[reportArgumentType, reportReturnType]
 
-    def _graphs(self, nesting: Nesting | None, tensors: Sequence[Tensor]) -> Graphs:
+    def _graphs(self, nesting: Nesting | None, tensors: Sequence[Tensor]) -> FileGraphs:
         """Those of calls whose inputs nest like these."""
         for known, graphs in self._kinds:
             if known == nesting:
@@ -311,13 +311,13 @@ class FileWay:
         nodes = [step.label for step in module.program.steps]
         if nesting is None:
             cut = (lambda: split(module)) if module.data_dependent else None
-            made = Graphs(module, [self._dims[n] for n in self.names], nodes, cut, options)
+            made = FileGraphs(module, [self._dims[n] for n in self.names], nodes, cut, options)
         else:
             dims = [
                 self._dims[self.names[owner]] or {d: f"?{k}.{d}" for d in range(t.dim())}
                 for k, (owner, t) in enumerate(zip(nesting.owners, tensors, strict=True))
             ]
             cut = (lambda: FlatSplit(split(module), nesting)) if module.data_dependent else None
-            made = Graphs(Flat(module, nesting), dims, nodes, cut, options)
+            made = FileGraphs(Flat(module, nesting), dims, nodes, cut, options)
         self._kinds.append((nesting, made))
         return made

@@ -66,7 +66,7 @@ Taken = Sliced | Own | Numbers | Lifted
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class PartWrite:
     """Step k writes `value`, as step 1 has it, into a part of a tensor that it does not read."""
 
     part: Sliced
@@ -93,7 +93,7 @@ class Steps:
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     functions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict[fx.Node, fx.GraphModule])
     """What of these is no tensor but a function that steps call."""
-    stores: dict[int, Store] = field(default_factory=dict[int, Store])
+    stores: dict[int, PartWrite] = field(default_factory=dict[int, PartWrite])
     """Nodes, by number, that write into parts: all of them are one write behind the loop."""
     read_back: dict[fx.Node, tuple[int, int]] = field(default_factory=dict[fx.Node, tuple[int, int]])
     """Parts, by what takes them in step 1, that steps before have written: the carried values that they are."""
@@ -224,7 +224,7 @@ def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
     if not isinstance(value, fx.Node) or value not in where[1]:
         raise Unlike("a step writes what it does not make")
     _read(made, where, (m, len(arguments_of(nodes[1])) - 1), [n.args[2] for n in nodes])
-    made.stores[m] = Store(part, value)
+    made.stores[m] = PartWrite(part, value)
     return True
 
 

@@ -73,7 +73,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Factored:
     """An element is rest * part, rest / part if it `divides`, or rest + part for terms. `exponential` says that the
     part is an exponential taken out of another. `made` are new steps that the
     rest reads, producers first. `mask` admits the elements that have the term; the others are 0."""
@@ -105,15 +105,15 @@ def number(value: Fraction, dtype: DType) -> Expr:
     return const(as_float if Fraction(as_float) == value else value, dtype)
 
 
-def constant(f: Expr, divides: bool) -> Part | None:
+def constant(f: Expr, divides: bool) -> Factored | None:
     """A constant factor as a multiplier in the type that kernels compute in (the rest is left open), else None."""
     value = constant_value(f)
     if value is None:
         return None
-    return Part(f, number(1 / value if divides else value, f.dtype.compute))
+    return Factored(f, number(1 / value if divides else value, f.dtype.compute))
 
 
-def factors(d: Draft, e: Expr, banned: frozenset[Expr], constants: bool = False) -> Iterator[Part]:
+def factors(d: Draft, e: Expr, banned: frozenset[Expr], constants: bool = False) -> Iterator[Factored]:
     """The ways to take out of `e` one factor that reads none of the axes `banned` (with `constants`: a constant)."""
     return _Factors(d, banned, constants).of(e)
 
@@ -135,7 +135,7 @@ class _Factors:
             self.constants or e.op == "const" or axes_of(e) & self.banned
         )
 
-    def of(self, e: Expr) -> Iterator[Part]:
+    def of(self, e: Expr) -> Iterator[Factored]:
         """See `factors`."""
         if not e.dtype.is_float:
             return
@@ -155,7 +155,7 @@ class _Factors:
         elif e.op == "exp" and not self.constants:
             yield from self._of_exp(e)
 
-    def _of_product(self, e: Expr) -> Iterator[Part]:
+    def _of_product(self, e: Expr) -> Iterator[Factored]:
         x, y = e.args
         divides = e.op == "div"
         for rest, f in ((x, y),) if divides else ((x, y), (y, x)):
@@ -163,7 +163,7 @@ class _Factors:
                 self.d.allows(f, "it reads the axis of the sum")
             if self._free(f):
                 found = constant(f, divides)
-                yield Part(rest, f, divides) if found is None else replace(found, rest=rest)
+                yield Factored(rest, f, divides) if found is None else replace(found, rest=rest)
         for p in self.of(x):
             yield self._rebuilt(p, lambda r: call(e.op, r, y))
         for p in self.of(y):
@@ -174,7 +174,7 @@ class _Factors:
             else:
                 yield replace(p, divides=p.divides is not divides)
 
-    def _of_exp(self, e: Expr) -> Iterator[Part]:
+    def _of_exp(self, e: Expr) -> Iterator[Factored]:
         """exp(t + u) = exp(t) * exp(u), neither of which is beyond it in magnitude if t and u have one sign."""
         for p in terms(self.d, e.args[0], self.banned, "add"):
             t, u = self.d.bounds.of(p.rest), self.d.bounds.of(p.part)
@@ -186,7 +186,7 @@ class _Factors:
             ):
                 yield replace(p, rest=call("exp", p.rest), part=call("exp", p.part), exponential=True)
 
-    def _common(self, e: Expr, one: int, other: int) -> Iterator[Part]:
+    def _common(self, e: Expr, one: int, other: int) -> Iterator[Factored]:
         """A factor of one argument that the other has too, or does not notice."""
         for p in self.of(e.args[one]):
             for rest, made, rounded in self._without(e.args[other], p, e.op == "where"):
@@ -195,7 +195,7 @@ class _Factors:
                 joined = replace(p, made=(*p.made, *made), rounded=(*p.rounded, *rounded))
                 yield self._rebuilt(joined, lambda x, args=args: call(e.op, *args))
 
-    def _without(self, e: Expr, like: Part, chosen: bool) -> Iterator[Without]:
+    def _without(self, e: Expr, like: Factored, chosen: bool) -> Iterator[Without]:
         """What `e` is without a factor that its neighbour has. An element that does not notice the factor stays as it
         is; but if one of the two is `chosen`, it would notice NaN, which only a constant cannot be."""
         known, f = self.d.bounds.of(e), self.d.bounds.of(like.part)
@@ -215,7 +215,7 @@ class _Factors:
                 yield p.rest, p.made, p.rounded
                 return
 
-    def _of_read(self, e: Expr) -> Iterator[Part]:
+    def _of_read(self, e: Expr) -> Iterator[Factored]:
         step = self.d.pointwise(e)
         if step is None:
             return
@@ -224,12 +224,12 @@ class _Factors:
         for p in _Factors(self.d, inner, self.constants, True).of(step.body):
             yield _copied(self.d, step, e, p)
 
-    def _rebuilt(self, p: Part, build: Callable[[Expr], Expr]) -> Part:
+    def _rebuilt(self, p: Factored, build: Callable[[Expr], Expr]) -> Factored:
         rest = build(p.rest)
         return replace(p, rest=rest, rounded=(*p.rounded, *_roundings(self.d, rest)))
 
 
-def _copied(d: Draft, step: Step, e: Expr, p: Part) -> Part:
+def _copied(d: Draft, step: Step, e: Expr, p: Factored) -> Factored:
     """A part of the element that `e` reads, where the rest is computed by a copy of the step."""
     places = {axis(a): i for a, i in zip(step.expr.axes, e.args, strict=True)}
     new = d.make(step, replace(step.expr, body=(p.rest,)), step.value.dtype)
@@ -266,21 +266,21 @@ def exact(d: Draft, e: Expr, dtype: DType) -> bool:
     return e.op == "read" and holds_exactly(dtype, e.dtype)
 
 
-def terms(d: Draft, e: Expr, banned: frozenset[Expr], op: str) -> Iterator[Part]:
+def terms(d: Draft, e: Expr, banned: frozenset[Expr], op: str) -> Iterator[Factored]:
     """The ways to take out of `e` one operand of `op` ("add", "and", "or", "maximum", "minimum") that reads none of the
     axes `banned`."""
     if e.op == op:
         for x, y in (e.args, e.args[::-1]):
             if not axes_of(y) & banned:
-                yield Part(x, y)
+                yield Factored(x, y)
             for p in terms(d, x, banned, op):
                 yield _built(d, p, call(op, p.rest, y))
     elif e.op == "sub" and op == "add":
         x, y = e.args
         if not axes_of(y) & banned:
-            yield Part(x, call("neg", y))
+            yield Factored(x, call("neg", y))
         if not axes_of(x) & banned:
-            yield Part(call("neg", y), x)
+            yield Factored(call("neg", y), x)
         for p in terms(d, x, banned, op):
             yield _built(d, p, call("sub", p.rest, y))
         for p in terms(d, y, banned, op):
@@ -311,6 +311,6 @@ def _only_infinite(d: Draft, e: Expr) -> bool:
     return known.absorbs and not known.zero
 
 
-def _built(d: Draft, p: Part, rest: Expr) -> Part:
+def _built(d: Draft, p: Factored, rest: Expr) -> Factored:
     rounded = [r for r in _roundings(d, rest) if not r.exact]
     return replace(p, rest=rest, rounded=tuple(chain(p.rounded, rounded)))

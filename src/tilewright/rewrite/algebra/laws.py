@@ -23,7 +23,7 @@ from tilewright.ir.tensor import TensorExpr
 from tilewright.tuning.input_limits import MODELS
 
 from .bounds import LARGEST_FINITE
-from .factors import Draft, Part, constant, constant_value, factors, terms
+from .factors import Draft, Factored, constant, constant_value, factors, terms
 from .region import Step, operand, position
 from .scale import scaled, scaled_operand
 
@@ -50,7 +50,7 @@ CANCELS = "terms may cancel: their signs are unknown"
 # --- what floats need ------------------------------------------------------------
 
 
-def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
+def _leaves_sum(d: Draft, p: Factored, step: Step) -> bool:
     """Whether the sum of what is left is finite where the program's is, and the factor keeps NaN and infinities."""
     f = d.bounds.of(p.part)
     if p.divides:
@@ -73,13 +73,13 @@ def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
     return d.allows(p.part, why)
 
 
-def _keeps_precision(d: Draft, p: Part, shrinks: bool) -> bool:
+def _keeps_precision(d: Draft, p: Factored, shrinks: bool) -> bool:
     """Whether what is left passes the roundings to half precision on its way: exactly, or without overflow and with no
     less magnitude than before (the factor that it lost `shrinks`)."""
     return all(r.exact or (r.fits and shrinks and not d.round_intermediates) for r in p.rounded)
 
 
-def _leaves_extreme(d: Draft, p: Part, step: Step) -> bool:
+def _leaves_extreme(d: Draft, p: Factored, step: Step) -> bool:
     """Whether a factor is positive, and no infinity that would make NaN of 0."""
     f = d.bounds.of(p.part)
     if not (f.positive and f.finite):
@@ -105,7 +105,7 @@ def _outside(d: Draft, step: Step, rest: Expr, finish: Callable[[Expr], Expr], m
     return (*made, inner, replace(step, expr=TensorExpr(step.expr.axes, (finish(element),)), name="outside"))
 
 
-def _times(p: Part, wide: DType) -> Callable[[Expr], Expr]:
+def _times(p: Factored, wide: DType) -> Callable[[Expr], Expr]:
     return lambda e: call("div" if p.divides else "mul", e, cast(p.part, wide))
 
 
@@ -197,7 +197,7 @@ def term_leaves_sum(d: Draft, step: Step) -> Found:
         yield _outside(d, step, p.rest, add, (*p.made, *made))
 
 
-def _counted(d: Draft, step: Step, p: Part) -> tuple[tuple[Step, ...], Expr]:
+def _counted(d: Draft, step: Step, p: Factored) -> tuple[tuple[Step, ...], Expr]:
     """The term times the number of elements that its mask admits (0 for none, also of NaN), with the steps that count
     them."""
     kind = step.value.dtype
@@ -288,7 +288,7 @@ def factor_enters_sum(d: Draft, step: Step, into: str = "sum") -> Found:
         if node.op not in ("mul", "div") or not node.dtype.is_float:
             continue
         for x, f in (node.args, node.args[::-1]) if node.op == "mul" else (node.args,):
-            part = constant(f, node.op == "div") or Part(x, f, node.op == "div")
+            part = constant(f, node.op == "div") or Factored(x, f, node.op == "div")
             found = scaled(d, x, part, into)
             if found is not None:
                 new, made = found

@@ -11,11 +11,11 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.tuning.input_limits import MODELS
 
 from .bounds import LARGEST_FINITE
-from .factors import Draft, Part, constant_value, number
+from .factors import Draft, Factored, constant_value, number
 from .region import Step, operand, position
 
 
-def scaled(d: Draft, e: Expr, factor: Part, into: str) -> tuple[Expr, tuple[Step, ...]] | None:
+def scaled(d: Draft, e: Expr, factor: Factored, into: str) -> tuple[Expr, tuple[Step, ...]] | None:
     """`e` times (or divided by) `factor.part`, where no element of `e` itself is multiplied: the factor goes `into` an
     operand of every "sum" that `e` is made of, or into a "constant" factor. Second are the steps made for it, producers
     first. None if some part of `e` cannot take it."""
@@ -24,14 +24,14 @@ def scaled(d: Draft, e: Expr, factor: Part, into: str) -> tuple[Expr, tuple[Step
     return None if new is None or not scaling.taken else (new, tuple(scaling.made))
 
 
-def scaled_operand(d: Draft, step: Step, e: Expr, factor: Part) -> tuple[Expr, tuple[Step, ...]] | None:
+def scaled_operand(d: Draft, step: Step, e: Expr, factor: Factored) -> tuple[Expr, tuple[Step, ...]] | None:
     """The operand `e` of the products that `step` sums, read from a copy that is scaled; None if it cannot be."""
     scaling = _Scaling(d, "sum")
     new = scaling.operand(step, e, factor) if _harmless(d, factor) else None
     return None if new is None else (new, tuple(scaling.made))
 
 
-def _harmless(d: Draft, p: Part) -> bool:
+def _harmless(d: Draft, p: Factored) -> bool:
     """Whether the factor makes no infinity of a finite element, of which terms would make NaN."""
     f = d.bounds.of(p.part)
     return not f.zero and f.least > 0 if p.divides else f.finite
@@ -44,7 +44,7 @@ class _Scaling:
     made: list[Step] = field(default_factory=list[Step])
     taken: bool = False
 
-    def of(self, e: Expr, p: Part) -> Expr | None:
+    def of(self, e: Expr, p: Factored) -> Expr | None:
         """See `scaled`."""
         if e.op == "read":
             return self._read(e, p)
@@ -67,16 +67,16 @@ class _Scaling:
             return call(e.op, *e.args[:first], *known) if len(known) == len(args) else None
         return None
 
-    def _unmoved(self, e: Expr, p: Part) -> bool:
+    def _unmoved(self, e: Expr, p: Factored) -> bool:
         """Whether the factor changes nothing: elements are 0 or infinite, and it is a positive number (not NaN)."""
         value = constant_value(p.part)
         return value is not None and value > 0 and self.d.bounds.of(e).absorbs
 
-    def _shrinks(self, p: Part) -> bool:
+    def _shrinks(self, p: Factored) -> bool:
         f = self.d.bounds.of(p.part)
         return not f.zero and f.least >= 1 if p.divides else f.largest <= 1
 
-    def _product(self, e: Expr, p: Part) -> Expr | None:
+    def _product(self, e: Expr, p: Factored) -> Expr | None:
         by = constant_value(p.part)
         for k, c in enumerate(e.args):
             value = constant_value(c)
@@ -97,7 +97,7 @@ class _Scaling:
         wide = e.dtype.compute
         return narrow(call("mul", cast(e, wide), number(by, wide)), e.dtype)
 
-    def _read(self, e: Expr, p: Part) -> Expr | None:
+    def _read(self, e: Expr, p: Factored) -> Expr | None:
         step = self.d.step(operand(e))
         if step is None:
             return None
@@ -122,14 +122,14 @@ class _Scaling:
         self.made.append(new)
         return read(new.id, e.args, e.dtype)
 
-    def _inside(self, p: Part, index: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Part | None:
+    def _inside(self, p: Factored, index: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Factored | None:
         """The factor in terms of `axes`, of which `index` are the places outside; None if it needs others."""
         table = {i: axis(a) for i, a in zip(index, axes, strict=True) if isinstance(i.value, Axis)}
         if axes_of(p.part) - set(table):
             return None
         return replace(p, part=substitute(p.part, table))
 
-    def _summand(self, step: Step, e: Expr, p: Part) -> Expr | None:
+    def _summand(self, step: Step, e: Expr, p: Factored) -> Expr | None:
         """The body of a sum of products with the factor in the smaller operand that has its axes."""
         if e.op == "where" and self._unmoved(e.args[2], p):
             inner = self._summand(step, e.args[1], p)
@@ -153,7 +153,7 @@ class _Scaling:
         step = self.d.step(id)
         return self.d.program.leaves[id] if step is None else step.value
 
-    def operand(self, step: Step, e: Expr, p: Part) -> Expr | None:
+    def operand(self, step: Step, e: Expr, p: Factored) -> Expr | None:
         """An operand of a product, read from a scaled copy; not in half precision, where that rounds anew."""
         if e.op in ("cast", "narrow"):
             inner = self.operand(step, e.args[0], p)

@@ -34,7 +34,7 @@ class Stage(ctypes.Structure):
     )
 
 
-class Part(ctypes.Structure):
+class StepOperand(ctypes.Structure):
     """What each step of a loop reads or makes of a tensor."""
 
     _fields_ = (("slot", ctypes.c_int64), ("base", ctypes.c_void_p), ("step", ctypes.c_int64))

@@ -17,9 +17,9 @@ from tilewright.options import Options
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, View
 from tilewright.runtime.cpu.native_steps import (
     Header,
-    Part,
     Stage,
     State,
+    StepOperand,
     Tables,
     Wire,
     copy_stage,
@@ -182,7 +182,9 @@ class NativeLoop:
         self.kept = places.made[loop.conditional + loop.carried :]
         self.rings = [None if b in self.stacks else (self.empty(b), self.empty(b)) for b in self.made]
         moving = (*places.sliced, *self.stacks)
-        self.parts = (Part * max(1, len(moving)))(*(Part(slot=b, step=self.bytes_of(b)) for b in moving))
+        self.parts = (StepOperand * max(1, len(moving)))(
+            *(StepOperand(slot=b, step=self.bytes_of(b)) for b in moving)
+        )
         self.states = (State * max(1, loop.carried))()
         self.part_rows = list(self.parts)[: len(moving)]
         self.state_rows = list(self.states)[: loop.carried]
@@ -243,7 +245,7 @@ class NativeLoop:
             raise LookupError
         ends, stacks = made[: len(self.made)], dict(zip(self.stacks, made[len(self.made) :], strict=True))
         wires = [
-            (ctypes.addressof(row) + Part.base.offset, place)
+            (ctypes.addressof(row) + StepOperand.base.offset, place)
             for row, place in zip(self.part_rows, (*sliced, *(stacks[b] for b in self.stacks)), strict=True)
         ]
         for row, first, last in zip(self.state_rows, state, ends, strict=True):

@@ -74,7 +74,7 @@ def check_preconditions(segment: Segment, sizes: Mapping[str, Number]) -> None:
             )  # fmt: skip
 
 
-class Part:
+class BoundSegment:
     """One segment under exact sizes: what to allocate and what to do."""
 
     def __init__(
@@ -178,7 +178,7 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
 class Workspace:
     """Memory and prepared steps for one run of one segment at a time."""
 
-    def __init__(self, part: Part, constants: Sequence[Tensor]) -> None:
+    def __init__(self, part: BoundSegment, constants: Sequence[Tensor]) -> None:
         self.part = part
         plan = part.plan
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)

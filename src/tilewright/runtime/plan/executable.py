@@ -32,7 +32,7 @@ from .arguments import (
     solve,
     symbols_of_plan,
 )
-from .bound import Part, Workspace, check_preconditions
+from .bound import BoundSegment, Workspace, check_preconditions
 from .launch import Unit, raise_error
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
@@ -82,7 +82,7 @@ class Bound:
         self.sizes = sizes
         self.constants = constants
         self.unit = unit
-        self.first = Part(plan, plan.segments[0], 0, sizes, unit, checks)
+        self.first = BoundSegment(plan, plan.segments[0], 0, sizes, unit, checks)
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         self.free: list[Workspace] = []
@@ -297,7 +297,7 @@ class Executable:
         held: list[Workspace] = []
         for place, segment in enumerate(self.plan.segments):
             if place:
-                part = Part(self.plan, segment, place, sizes, self.unit, self.checks)
+                part = BoundSegment(self.plan, segment, place, sizes, self.unit, self.checks)
                 part.receive_measured(self.plan.segments[place - 1], tensors)
             workspace = bound.workspace() if not place else Workspace(part, self.constants)
             held.append(workspace)

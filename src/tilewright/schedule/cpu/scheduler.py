@@ -19,7 +19,7 @@ from .matmul import matmul_schedule
 from .vectors import vector_schedule
 
 
-class Vectors:
+class VectorScheduler:
     """See `schedule.scheduler.Scheduler`."""
 
     begin_multiple = 1

@@ -27,7 +27,7 @@ from .shared_memory import fit_shared_memory
 from .windows import is_written_out, window_proposals, window_seconds
 
 
-class Blocks:
+class BlockScheduler:
     """See `schedule.scheduler.Scheduler`."""
 
     begin_multiple = GPU_BLOCKS.begin_multiple
