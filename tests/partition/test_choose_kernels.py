@@ -146,6 +146,18 @@ def test_small_products_are_regions_only_where_asked() -> None:
     assert len(find_regions(graph, NO_HINTS, anywhere=True)) == 1
 
 
+@pytest.mark.parametrize("run", [attention, with_columns, twice])
+def test_what_has_a_kernel_is_in_no_region(run: Callable[..., Tensor]) -> None:
+    """Found again, it would be a part of two kernels (seen as a cycle in covers of attention that had one)."""
+    graph = graph_of(run)
+    assert find_regions(graph, NO_HINTS)
+    for chosen in graph.ops:
+        marked = graph.with_ops([replace(op, kernel=0) if op is chosen else op for op in graph.ops])
+        found = find_regions(marked, NO_HINTS)
+        assert all(op.kernel < 0 for region in found for op in (*region.ops, *region.own))
+    assert not find_regions(graph.with_ops([replace(op, kernel=0) for op in graph.ops]), NO_HINTS)
+
+
 def test_kernels_overlap_and_begin_at_small_values() -> None:
     graph = graph_of(with_columns)
     found = candidates(graph, work, 1, NO_HINTS)

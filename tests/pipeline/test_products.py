@@ -82,6 +82,20 @@ def test_they_are_kernels_with_the_schedules_that_won(name: str, clock: Clock) -
 
 
 @pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_attention_that_has_a_kernel_keeps_it(clock: Clock) -> None:
+    """So small that the model gave all of it one kernel before a clock is asked."""
+    torch.manual_seed(0)
+    inputs = [halves(32, 4, 32), halves(96, 32)]
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*F.linear(x, w).view(32, 4, 3, 2, 16).permute(2, 0, 3, 1, 4))
+
+    made = compiled(run, inputs, contractions="modelled")
+    results, _ = made.run(inputs)
+    torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
 def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
     """Two kernels: the parts, and what merges them with all that stands behind."""
     torch.manual_seed(0)

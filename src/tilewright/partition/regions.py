@@ -135,7 +135,7 @@ class _Finder(Regions):
 
     def expands(self, op: Op) -> bool:
         """Whether `op` is a contraction that starts a region."""
-        if not is_product(op) or op.origin < 0 or op.expr is None:
+        if not is_product(op) or op.origin < 0 or op.expr is None or _is_fixed(op):
             return False
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
@@ -171,7 +171,7 @@ class _Finder(Regions):
         while todo:
             op = todo.pop()
             for p in (self.producer.get(v) for v in op.inputs):
-                if p is None or p in own or p in recomputed or p.expr is None:
+                if p is None or p in own or p in recomputed or _is_fixed(p):
                     continue
                 if self.expands(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
@@ -188,7 +188,7 @@ class _Finder(Regions):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
-                if v in self.kept or any(r.expr is None for r in readers):
+                if v in self.kept or any(map(_is_fixed, readers)):
                     return None
                 fresh = [r for r in readers if r not in own]
                 own.update(fresh)
@@ -218,18 +218,18 @@ class _Finder(Regions):
 
     def close(self, own: set[Op], recomputed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
-        library call lies on such a path."""
+        library call, or another kernel, lies on such a path."""
         while True:
             places = [self.position[op] for op in own]
             between = (self.ancestors(own, min(places)) & self.descendants(own, max(places))) - own
-            if any(op.expr is None for op in between):
+            if any(map(_is_fixed, between)):
                 return False
             made = {v for op in own for v in op.outputs}
             ends = {
                 r
                 for v in made
                 for r in self.consumers.get(v, [])
-                if r not in own and r.expr is not None and r.expr.is_pointwise and set(r.inputs) <= made
+                if r not in own and not _is_fixed(r) and _cheap(r) and set(r.inputs) <= made
                 if r.output in self.kept
                 or r.output in self.consumers  # else a call of the library may read it
             }
@@ -247,6 +247,11 @@ def is_product(op: Op) -> bool:
 def makes_as_much(op: Op) -> bool:
     """Whether an op makes as much as it reads: all but reductions."""
     return op.expr is not None and (op.expr.is_pointwise or op.expr.scan is not None)
+
+
+def _is_fixed(op: Op) -> bool:
+    """Whether what runs an op is decided: a library's call, or a kernel that was chosen before."""
+    return op.expr is None or op.kernel >= 0
 
 
 def _cheap(op: Op) -> bool:
