@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Loop, TileProgram
@@ -43,6 +43,10 @@ class Blocks:
         lanes = self.lanes(dims)
         out = [(a, t // lanes if lanes > 1 and a == self.lane else t) for a, t in dims]
         return tuple((a, n) for a, n in out if n > 1)
+
+    def number(self, dims: Dims) -> int:
+        """Registers of a block."""
+        return prod(n for _, n in self.counts(dims))
 
     def registers(self, dims: Dims, along: Axis) -> int:
         """Registers of a block along one axis."""
