@@ -74,3 +74,15 @@ class Access:
 
 
 IN_PLACE = Access("in place")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterLoop:
+    """A loop over the registers of a block along one axis; one that is `unrolled` is written out."""
+
+    axis: Axis
+    count: int
+    unrolled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.axis.name} x {self.count}{' unrolled' if self.unrolled else ''}"

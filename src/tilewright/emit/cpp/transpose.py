@@ -24,7 +24,7 @@ from .statements import Body
 def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     """Print a load along `dense_axis`."""
     lines, printer = body.lines, body.printer
-    lanes = str(printer.style.lanes)
+    lanes = str(body.program.width)
     ((row, rows),) = [d for d in dims if d[0] != along]
     tile = dict(dims)[along]
     printer.places[s.var.id] = Place(f"v{s.var.id}", s.var, ((row, rows), (along, tile)), True)

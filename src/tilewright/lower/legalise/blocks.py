@@ -53,12 +53,12 @@ class Blocks:
         return dict(self.counts(dims)).get(along, 1)
 
 
-def blocks_of(program: TileProgram, width: int) -> Blocks:
+def blocks_of(program: TileProgram) -> Blocks:
     """The blocks of `program` where only the axes of its grid are bound."""
     widest: dict[Axis, int] = {}
     for loop in program.loops():
         widest[loop.axis] = max(loop.tile, widest.get(loop.axis, 1))
-    return Blocks(program.lane, width, widest, {g.axis: 1 for g in program.grid})
+    return Blocks(program.lane, program.width, widest, {g.axis: 1 for g in program.grid})
 
 
 def step_along(offset: Expr, axis: Axis) -> Expr | None:

@@ -15,6 +15,7 @@ from tilewright.ir.program import (
     Dot,
     Load,
     Loop,
+    Nest,
     Stmt,
     Store,
     TileProgram,
@@ -27,6 +28,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import CPP_TEXT, SUM_LEVELS
 
 from .blocks import Blocks, Dims, blocks_of, step_along
+from .nests import by_registers
 from .products import is_block, read_in_place, select_micro_kernel, start_from
 
 MERGED_LANES = frozenset({"add", "mul", "maximum", "minimum"})
@@ -37,10 +39,14 @@ MIN_TRANSPOSED_LANES = 4
 
 
 def legalise_for_cpu(program: TileProgram, target: Target, *, exact: bool = False) -> TileProgram:
-    """`program` with what `target` does of it selected. `exact`: where floats are exact numbers, one at a time."""
+    """`program` with what `target` does of it selected. `exact`: where floats are exact numbers, one at a time. One
+    that has nests is legalised already."""
+    if any(isinstance(s, Nest) for s in program.statements()):
+        return program
     width, held = (1, 1) if exact else (max(1, target.vector_bytes // f32.bytes), target.vector_registers)
-    selecting = _Selecting(blocks_of(program, width), held, read_in_place(program, exact=exact))
-    return replace(program, body=selecting.body(program.body))
+    program = replace(program, width=width)
+    selecting = _Selecting(blocks_of(program), held, read_in_place(program, exact=exact))
+    return by_registers(replace(program, body=selecting.body(program.body)))
 
 
 class _Selecting:
