@@ -24,13 +24,14 @@ from tilewright.ir.program import (
     GridAxis,
     Load,
     Loop,
+    Nest,
     Stmt,
     Store,
     TileProgram,
     Update,
     Var,
 )
-from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel
+from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop
 from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.options import Options
@@ -38,7 +39,8 @@ from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
 OTHER = Axis("other", integer(3))
-STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer, Access, MatrixMultiply, MicroKernel)
+SELECTED = (Access, MatrixMultiply, MicroKernel, RegisterLoop)
+STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer, *SELECTED)
 SILENT = {
     "notes": "are told to people, and no part of a program",
     "place": "parameters and scratch stand in different lists",
@@ -87,7 +89,7 @@ def changes(x: object) -> Iterator[object]:
             continue
         elif isinstance(x, Load) and f.name == "at" and x.descriptor is None:
             continue
-        elif isinstance(x, (TileProgram, Loop, Branch)) and f.name in ("body", "orelse"):
+        elif isinstance(x, (TileProgram, Loop, Branch, Nest)) and f.name in ("body", "orelse"):
             for k, s in enumerate(value):
                 for y in others(s):
                     yield replace(x, **{f.name: value[:k] + (y,) + value[k + 1 :]})  # type: ignore[type-var]
@@ -129,6 +131,14 @@ BUFFER = Buffer("p0", i64, integer(64))
         Dot(X, X, X, Axis("k", integer(4)), 8, MatrixMultiply("turned", "bf16x6")),
         Dot(X, X, X, Axis("k", integer(4)), 8, MicroKernel(6, 4, "scaled", 3)),
         Load(X, BUFFER, integer(0), access=Access("dense", Axis("k", integer(4)))),
+        Load(
+            X, BUFFER, integer(0), access=Access("turned", Axis("k", integer(4)), at_once=True, unrolled=True)
+        ),
+        Nest(
+            (RegisterLoop(Axis("j", integer(3)), 3), RegisterLoop(Axis("k", integer(4)), 4, True)),
+            (Compute(X, integer(1)),),
+            (0,),
+        ),
         Check(const(True, bool_), 1, (Axis("k", integer(4)),)),
         Branch(const(True, bool_), (Compute(X, integer(1)),), (Compute(X, integer(2)),)),
     ],

@@ -27,6 +27,7 @@ from tilewright.ir.program import (
     Dot,
     Load,
     Loop,
+    Nest,
     Prefix,
     Stmt,
     Store,
@@ -181,6 +182,8 @@ class _Run:
                         self.failed.add(s.code)
                 case Loop():
                     self.loop(s)
+                case Nest():
+                    self.execute(s.body)
                 case Branch():
                     self.execute(s.body if self.number(s.condition) else s.orelse)
 

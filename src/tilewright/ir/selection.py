@@ -57,13 +57,32 @@ class Access:
     """How a block goes between memory and registers, where it is not by vectors along the vector axis.
 
     `turned`: by vectors along another axis, and transposed in registers. `dense`: by vectors along an axis, into an
-    array of numbers. `in place`: not at all, products read it where it lies."""
+    array of numbers. `in place`: not at all, products read it where it lies.
+
+    With `at_once`, each square that is turned is loaded and transposed by one function: it has no mask, and its type in
+    registers is that of memory. With `unrolled`, the loop over squares that lie side by side along the lanes (of a
+    load), or along the other axis (of a store), is written out."""
 
     kind: Literal["turned", "dense", "in place"]
     along: Axis | None = None
+    at_once: bool = False
+    unrolled: bool = False
 
     def __str__(self) -> str:
-        return self.kind if self.along is None else f"{self.kind} along {self.along.name}"
+        along = "" if self.along is None else f" along {self.along.name}"
+        return f"{self.kind}{along}{' at once' if self.at_once else ''}{' unrolled' if self.unrolled else ''}"
 
 
 IN_PLACE = Access("in place")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterLoop:
+    """A loop over the registers of a block along one axis; one that is `unrolled` is written out."""
+
+    axis: Axis
+    count: int
+    unrolled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.axis.name} x {self.count}{' unrolled' if self.unrolled else ''}"

@@ -23,6 +23,7 @@ from tilewright.ir.program import (
     Update,
     defines,
     expressions,
+    in_order,
 )
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import SCHEDULES
@@ -53,8 +54,8 @@ class _Walk:
         """Instructions of statements where axes have the values `at`."""
         total = self.plain.get(id(body))
         if total is None:
-            total = self.plain[id(body)] = sum(map(self.statement, body))
-        for s in body:
+            total = self.plain[id(body)] = sum(map(self.statement, in_order(body)))
+        for s in in_order(body):
             if isinstance(s, Loop):
                 start = self.hints.estimate(substitute(_with_data(s.start, -SIZES.data_size), at))
                 stop = self.hints.estimate(substitute(_with_data(s.stop, SIZES.data_size), at))

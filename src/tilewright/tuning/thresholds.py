@@ -416,6 +416,7 @@ class CppThresholds:
     max_repeated_index_nodes: int
     max_inline_tree_registers: int
     max_unrolled_registers: int
+    max_unrolled_squares: int
     min_kernels_per_unit: int
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.tile_programs import Vars, row_sum, scaled_product
 
 from tilewright.interp.program import run_program
-from tilewright.ir.dtype import f32, i32
+from tilewright.ir.dtype import f16, f32, i32
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer
 from tilewright.ir.program import (
     Buffer,
@@ -151,8 +151,40 @@ def copied(
 
 def test_a_block_that_is_contiguous_along_another_axis_is_turned() -> None:
     program = copied(16, 16, (1, 16))
-    assert accesses(program) == [None, Access("turned", program.loops()[0].axis), None]
-    assert accesses(copied(16, 16, (1, 16), other=const(0.0, f32)))[1] == accesses(program)[1]
+    along = program.loops()[0].axis
+    assert accesses(program) == [None, Access("turned", along, at_once=True), None]
+    masked = accesses(copied(16, 16, (1, 16), other=const(0.0, f32)))[1]
+    assert masked == Access("turned", along), "not all of a square is there"
+
+
+def test_numbers_that_are_converted_are_not_turned_at_once() -> None:
+    def halves(s: Stmt) -> tuple[Stmt, ...] | None:
+        return (replace(s, buffer=replace(s.buffer, dtype=f16)),) if isinstance(s, Load) else None
+
+    program = copied(16, 16, (1, 16))
+    program = replace(program, body=rewrite_body(program.body, halves))
+    assert accesses(program)[1] == Access("turned", program.loops()[0].axis)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lanes", "unrolled"), [(16, 16, False), (16, 32, True), (32, 16, False), (32, 32, False)]
+)
+def test_few_squares_of_a_load_are_written_out(rows: int, lanes: int, unrolled: bool) -> None:
+    found = accesses(copied(rows, lanes, (1, rows)))[1]
+    assert found is not None and found.unrolled == unrolled
+
+
+@pytest.mark.parametrize(("rows", "unrolled"), [(16, False), (32, True), (64, True), (80, False)])
+def test_few_squares_of_a_store_are_written_out(rows: int, unrolled: bool) -> None:
+    def turned(s: Stmt) -> tuple[Stmt, ...] | None:
+        if not isinstance(s, Store):
+            return None
+        r, c = s.axes
+        return (replace(s, offset=dims.add(axis(r), dims.mul(axis(c), r.extent))),)
+
+    program = copied(rows, 32, (32, 1))
+    store = accesses(replace(program, body=rewrite_body(program.body, turned)))[2]
+    assert store == Access("turned", program.loops()[0].axis, unrolled=unrolled)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
     for v in s.vars:
         if body.place(v, dims, array=True).array:
             body.declare_array(v, dims)
-    with body.nest(dims, unroll=False):
+    with body.nest(dims):
         if across:
             _across_lanes(body, s, helpers)
         else:
@@ -121,7 +121,7 @@ def begin(body: Body, s: Collapse) -> None:
         body.printer.places[sums.id] = Place(f"w{s.vars[0].id}", sums, dims, bool(body.blocks.counts(dims)))
         sizes = "".join(f"[{n}]" for _, n in body.blocks.counts(dims))
         body.lines.put(f"{typed(sums, body.printer.style, body.unit(dims))} w{s.vars[0].id}{sizes};")
-    with body.nest(dims, unroll=False):
+    with body.nest(dims):
         for v, e in zip(s.vars, s.reduction.identity, strict=True):
             body.define(v, body.value(e, v), mutable=True)
             if sums is not None:

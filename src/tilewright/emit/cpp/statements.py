@@ -1,14 +1,13 @@
-"""Statements as C++: neighbouring statements over the same block axes become one loop over its registers."""
+"""Statements as C++: a nest becomes loops over registers, another statement over a block has loops of its own."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, replace
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, conjuncts, transform
 from tilewright.ir.program import (
@@ -20,6 +19,7 @@ from tilewright.ir.program import (
     Dot,
     Load,
     Loop,
+    Nest,
     Stmt,
     Store,
     TileProgram,
@@ -27,26 +27,15 @@ from tilewright.ir.program import (
     Var,
     defines,
     expressions,
-    uses,
+    in_order,
     value_of,
 )
-from tilewright.ir.selection import IN_PLACE, Access, MicroKernel
+from tilewright.ir.selection import IN_PLACE, Access, MicroKernel, RegisterLoop
 from tilewright.lower.legalise.blocks import Dims, blocks_of
-from tilewright.tuning.thresholds import CPP_TEXT
 
 from .expr import Expressions, typed
 from .memory import Memory
 from .scope import Lines, Place, Scope, Unit, bare, count_uses
-
-
-@dataclass(slots=True)
-class Run:
-    """Statements that share one loop nest over `dims` (block axes with tiles, the vector axis last; empty: scalars)."""
-
-    dims: Dims
-    body: list[Stmt] = field(default_factory=list)
-    merges: list[Collapse] = field(default_factory=list)
-    """Merges over an axis of `dims`, not the vector axis, of values made here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +64,13 @@ class Body:
         self.special = special
         self.printer = printer
         self.memory = memory
-        self.blocks = blocks_of(program, printer.style.lanes)
+        self.blocks = blocks_of(program)
         self.axes: dict[Axis, str] = {}
         """The first values of the axes that are bound."""
         self.names: dict[Axis, str] = {}
         loads = (s for s in program.statements() if isinstance(s, Load) and s.access == IN_PLACE)
         self.in_place = {s.var.id: s for s in loads}
         """What products read where it lies, by the number of the value."""
-        self.uses: dict[int, int] = {}
-        for s in program.statements():
-            for v in set(uses(s)) | _updated(s):
-                self.uses[v] = self.uses.get(v, 0) + 1
 
     @property
     def lines(self) -> Lines:
@@ -117,21 +102,22 @@ class Body:
         return Unit(values, dims[-1][0] if lanes > 1 else None, str(lanes), index)
 
     @contextmanager
-    def nest(self, dims: Dims, unroll: bool, inner: bool = False) -> Generator[None]:
-        """Open the loops over the registers of a block (none for one register), with their unit and scope. They are
-        unrolled (`inner`: the innermost one, if it is short)."""
+    def nest(self, dims: Dims, given: Sequence[RegisterLoop] | None = None) -> Generator[None]:
+        """Open the loops over the registers of a block (none for one register), with their unit and scope; those that
+        are `given`, else one for each axis in order."""
         outer_unit, outer_scope = self.printer.unit, self.printer.scope
         counts, unit, lanes = self.blocks.counts(dims), self.unit(dims), self.blocks.lanes(dims)
         self.printer.unit = unit
         if counts:
             self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
-        side_by_side = not (unroll or inner) and len(counts) == 2 and counts[0][0] == self.program.beside
-        for a, n in reversed(counts) if side_by_side else counts:
-            u = unit.index[a]
-            last = a == counts[0 if side_by_side else -1][0]
-            if unroll or ((inner or side_by_side) and last and n <= CPP_TEXT.max_unrolled_registers // 4):
-                self.lines.put(f"#pragma GCC unroll {n}")
-            self.lines.put(f"for (i64 {u} = 0; {u} < {n}; {u}++) {{")
+        loops = [RegisterLoop(a, n) for a, n in counts] if given is None else given
+        if {(x.axis, x.count) for x in loops} != set(counts) or len(loops) != len(counts):
+            raise VerifyError("a nest has other loops than its block has registers", phase="emit")
+        for x in loops:
+            u = unit.index[x.axis]
+            if x.unrolled:
+                self.lines.put(f"#pragma GCC unroll {x.count}")
+            self.lines.put(f"for (i64 {u} = 0; {u} < {x.count}; {u}++) {{")
             self.lines.depth += 1
         first = len(self.lines.lines)
         for a, _ in counts:
@@ -153,10 +139,10 @@ class Body:
                 del lines[first + k]
                 names = [*names[:k], *names[k + 1 :]]
 
-    # --- runs --------------------------------------------------------------
+    # --- bodies ------------------------------------------------------------
 
-    def statement_dims(self, s: Stmt) -> Dims:
-        """The block over which a statement without a body works."""
+    def block_of(self, s: Stmt) -> Dims:
+        """The block over which a statement without loops of its own works."""
         match s:
             case Load() | Compute():
                 return self.blocks.dims(s.var.axes)
@@ -164,116 +150,76 @@ class Body:
                 return self.blocks.dims(s.vars[0].axes)
             case Store() | Check():
                 return self.blocks.dims(s.axes)
+            case Dot():
+                return self.blocks.dims(s.acc.axes)
             case _:
                 return ()
-
-    def runs(self, body: Sequence[Stmt]) -> list[Run]:
-        """Statements in groups that may share loops, in an order with the same meaning."""
-        out: list[Run] = []
-        open_: Run | None = None
-        for s in body:
-            if (isinstance(s, (Declare, Update)) and s.absorbed) or (
-                isinstance(s, Load) and s.access == IN_PLACE
-            ):
-                continue  # part of a product
-            if isinstance(s, Collapse) and self.merged_into(out, s):
-                continue
-            if isinstance(s, (Loop, Branch, Collapse, Dot)):
-                out.append(Run((), [s]))
-                open_ = None
-                continue
-            dims = self.statement_dims(s)
-            if isinstance(s, (Load, Store)) and s.access is not None:
-                out.append(Run(dims, [s]))
-                open_ = None
-                continue
-            if (
-                open_ is not None
-                and not dims
-                and open_.dims
-                and _may_precede(s, [*open_.body, *open_.merges])
-            ):
-                out.insert(len(out) - 1, Run((), [s]))
-                continue
-            if open_ is None or dims != open_.dims or _clashes(s, open_.body) or _waits(s, open_.merges):
-                open_ = Run(dims)
-                out.append(open_)
-            open_.body.append(s)
-        return out
-
-    def merged_into(self, runs: Sequence[Run], s: Collapse) -> bool:
-        """Let the run that makes all parts of `s` merge them on the way, if there is one that can."""
-        made = {p.id for p in s.parts}
-        for run in runs:
-            values = {d.id for r in run.body if isinstance(r, Compute) for d in defines(r)}
-            if made <= values and self.program.lane not in s.axes:
-                if set(s.axes) <= dict(self.blocks.counts(run.dims)).keys():
-                    run.merges.append(s)
-                    return True
-        return False
 
     def body(self, body: Sequence[Stmt]) -> None:
         """Print the statements of one block of the program, in a scope of their own."""
         printer = self.printer
         counts, scope = printer.counts, printer.scope
-        printer.counts = count_uses([e for s in body for e in expressions(s)])
+        printer.counts = count_uses([e for s in in_order(body) for e in expressions(s)])
         printer.scope = Scope(scope)
         printer.unit = self.unit(())
-        for run in self.runs(body):
-            first = run.body[0]
-            match first:
+        for s in body:
+            match s:
                 case Loop():
-                    self.loop(first)
+                    self.loop(s)
                 case Branch():
-                    self.branch(first)
+                    self.branch(s)
                 case Collapse():
-                    self.special.collapse(self, first)
+                    self.special.collapse(self, s)
                 case Dot(method=MicroKernel() as kernel):
-                    self.special.dot(self, first, kernel)
+                    self.special.dot(self, s, kernel)
                 case Dot():
-                    self.dot(first)
+                    self.dot(s)
+                case Nest(body=(Dot() as product,)):
+                    self.dot(product, s.loops)
+                case Nest():
+                    self.together(s.body, s.loops, s.keeps)
+                    continue
+                case Declare(absorbed=True) | Update(absorbed=True) | Load(access=Access(kind="in place")):
+                    continue  # part of a product
                 case Load(access=Access() as access) | Store(access=Access() as access):
-                    self.special.turn(self, first, run.dims, access)
+                    self.special.turn(self, s, self.block_of(s), access)
                 case _:
-                    self.run(run)
+                    self.together((s,), None, [v.id for v in defines(s)])
                     continue
             printer.scope.forget(printer.states)
         printer.counts, printer.scope = counts, scope
 
-    def run(self, run: Run) -> None:
-        """Print one run."""
-        made = [v for s in run.body for v in defines(s)]
-        inside: dict[int, int] = {}
-        for s in (*run.body, *run.merges):
-            for v in set(uses(s)) | _updated(s):
-                inside[v] = inside.get(v, 0) + 1
-        for s in run.merges:
+    def together(
+        self, body: Sequence[Stmt], loops: Sequence[RegisterLoop] | None, keeps: Sequence[int]
+    ) -> None:
+        """Print statements in the same loops over the registers of their block."""
+        merges = [s for s in body if isinstance(s, Collapse)]
+        body, dims = [s for s in body if not isinstance(s, Collapse)], self.block_of(body[0])
+        if any(self.block_of(s) != dims for s in body):
+            raise VerifyError("statements of different blocks in one nest", phase="emit")
+        for s in merges:
             self.special.begin(self, s)
-        for v in made:
-            outlives = self.uses.get(v.id, 0) > inside.get(v.id, 0)
-            if self.place(v, run.dims, outlives).array:
-                self.declare_array(v, run.dims)
-        registers = prod(n for _, n in self.blocks.counts(run.dims))
-        arrays = any(
-            self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
-        )
-        with self.nest(run.dims, arrays and registers <= CPP_TEXT.max_unrolled_registers, bool(run.merges)):
-            self._leave_at_tail(run)
-            for s in run.body:
+        for v in (v for s in body for v in defines(s)):
+            if self.place(v, dims, v.id in keeps).array:
+                self.declare_array(v, dims)
+        with self.nest(dims, loops):
+            if not merges:
+                self._leave_at_tail(body)
+            for s in body:
                 self.simple(s)
-            for s in run.merges:
+            for s in merges:
                 self.special.merge(self, s)
-        if self.blocks.counts(run.dims):
+        if self.blocks.counts(dims):
             self.printer.scope.forget(self.printer.states)
 
-    def _leave_at_tail(self, run: Run) -> None:
+    def _leave_at_tail(self, body: Sequence[Stmt]) -> None:
         """Leave the loop over registers at the first one that a mask, common to all its effects, excludes whole."""
         unit = self.printer.unit
         if unit.lane is None or unit.lane not in unit.index:
             return
-        effects = [s for s in run.body if isinstance(s, (Load, Store, Update, Check))]
-        made = [v for s in run.body for v in defines(s)]
-        if run.merges or not effects or any(self.printer.places[v.id].array for v in made):
+        effects = [s for s in body if isinstance(s, (Load, Store, Update, Check))]
+        made = [v for s in body for v in defines(s)]
+        if not effects or any(self.printer.places[v.id].array for v in made):
             return
         common = set(conjuncts(effects[0].mask)).intersection(*(conjuncts(s.mask) for s in effects))
         for term in conjuncts(effects[0].mask):
@@ -387,16 +333,16 @@ class Body:
             self.lines.put("}")
         self.printer.unit = self.unit(())
 
-    def dot(self, s: Dot) -> None:
+    def dot(self, s: Dot, loops: Sequence[RegisterLoop] | None = None) -> None:
         """Print a product of blocks, summed over one axis, as a loop over registers."""
-        dims = self.blocks.dims(s.acc.axes)
+        dims = self.block_of(s)
         steps = dict(self.blocks.dims((s.k,))).get(s.k, 1)
         spans = s.k in s.a.axes and steps > 1
         u = f"u{self.axis_name(s.k)[1:]}"
         if spans:
             self.lines.put(f"for (i64 {u} = 0; {u} < {steps}; {u}++) {{")
             self.lines.depth += 1
-        with self.nest(dims, prod(n for _, n in self.blocks.counts(dims)) <= CPP_TEXT.max_unrolled_registers):
+        with self.nest(dims, loops):
             unit = self.printer.unit
             if spans:
                 self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})
@@ -413,32 +359,3 @@ class Body:
         if unit.lane is None or unit.lane in v.axes:
             return text
         return self.printer.splat(v.dtype, text)
-
-
-def _waits(s: Stmt, merges: Sequence[Collapse]) -> bool:
-    """Whether a statement reads what a run has only behind its loops."""
-    return bool(set(uses(s)) & {v.id for m in merges for v in m.vars})
-
-
-def _updated(s: Stmt) -> set[int]:
-    return {v.id for v in s.vars} if isinstance(s, Update) else set()
-
-
-def _may_precede(s: Stmt, run: Sequence[Stmt]) -> bool:
-    """Whether a scalar statement may move before `run`: it reads nothing from it and no store may change it."""
-    if not isinstance(s, (Load, Compute)):
-        return False
-    made = {v.id for r in run for v in defines(r)}
-    if made & set(uses(s)):
-        return False
-    return isinstance(s, Compute) or not any(isinstance(r, Store) for r in run)
-
-
-def _clashes(s: Stmt, run: Sequence[Stmt]) -> bool:
-    """Whether `s` may touch memory that the run stores to at another place (registers are done one by one)."""
-    if not isinstance(s, (Load, Store)):
-        return False
-    return any(isinstance(r, Store) and r.buffer == s.buffer and r.offset is not s.offset for r in run) or (
-        isinstance(s, Store)
-        and any(isinstance(r, Load) and r.buffer == s.buffer and r.offset is not s.offset for r in run)
-    )

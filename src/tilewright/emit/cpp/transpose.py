@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from math import prod
 
+from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import Load, Store
 from tilewright.ir.selection import Access
 from tilewright.lower.legalise.blocks import Dims, step_along
-from tilewright.tuning.thresholds import CPP_TEXT
 
 from .scope import Place, Scope, Unit, bare
 from .statements import Body
@@ -25,7 +24,7 @@ from .statements import Body
 def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     """Print a load along `dense_axis`."""
     lines, printer = body.lines, body.printer
-    lanes = str(printer.style.lanes)
+    lanes = str(body.program.width)
     ((row, rows),) = [d for d in dims if d[0] != along]
     tile = dict(dims)[along]
     printer.places[s.var.id] = Place(f"v{s.var.id}", s.var, ((row, rows), (along, tile)), True)
@@ -46,8 +45,8 @@ def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
 class Turn:
     """Prints one such access."""
 
-    def __init__(self, body: Body, dims: Dims) -> None:
-        self.body = body
+    def __init__(self, body: Body, dims: Dims, access: Access) -> None:
+        self.body, self.access = body, access
         self.dims = dims
         (self.a, self.tile), (self.lane, self.width) = dims
         self.count = body.blocks.lanes(dims)
@@ -119,11 +118,8 @@ class Turn:
         dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
         if isinstance(s, Load) and self.body.place(s.var, self.dims, array=True).array:
             self.body.declare_array(s.var, self.dims)
-        few = (
-            isinstance(s, Load)
-            and prod(n for _, n in self.body.blocks.counts(self.dims)) <= CPP_TEXT.max_unrolled_registers
-        )
-        with self.body.lines.block(""), self.loop(self.column, self.width // self.count, unroll=few):
+        unroll = isinstance(s, Load) and self.access.unrolled
+        with self.body.lines.block(""), self.loop(self.column, self.width // self.count, unroll):
             if isinstance(s, Load):
                 self.load(s, dtype)
             else:
@@ -135,7 +131,9 @@ class Turn:
         truth = dtype.kind is Kind.BOOL
         with self.loop(self.row, self.tile // self.count):
             lines.put(f"{self.register(dtype)} rows[{self.lanes}];")
-            if not self.load_transposed(s):
+            if self.access.at_once:
+                self.load_transposed(s)
+            else:
                 with self.each(self.turned()):
                     text = self.body.memory.load(s)
                     lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
@@ -144,21 +142,19 @@ class Turn:
                 value = f"mask<{self.lanes}>{{rows[j]}}" if truth else "rows[j]"
                 lines.put(f"{printer.access(s.var.id)} = {value};")
 
-    def load_transposed(self, s: Load) -> bool:
-        """Print the load of a tile that is whole, a fixed distance from row to row, and not converted, at once."""
-        printer, buffer = self.body.printer, s.buffer
+    def load_transposed(self, s: Load) -> None:
+        """Print the load of a tile at once: a fixed distance from row to row."""
+        printer = self.body.printer
         step = step_along(s.offset, self.lane)
-        number = buffer.dtype.kind is not Kind.BOOL and buffer.dtype.compute is buffer.dtype
-        if s.mask is not None or step is None or not number or buffer.dtype is not s.var.dtype:
-            return False
+        if s.mask is not None or step is None or s.buffer.dtype is not s.var.dtype:
+            raise VerifyError(f"{s.var} cannot be loaded at once", phase="emit")
         outer_unit, outer_scope = printer.unit, printer.scope
         printer.unit = self.turned(base="")
         printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
-        pointer = self.body.memory.address(buffer, s.offset).pointer
+        pointer = self.body.memory.address(s.buffer, s.offset).pointer
         stride = bare(printer.scalar(step))
         printer.unit, printer.scope = outer_unit, outer_scope
         self.body.lines.put(f"load_transposed({pointer}, {stride}, rows);")
-        return True
 
     def store(self, s: Store, dtype: DType) -> None:
         """Print a store: all tiles along `a` are turned first, then written one long row after the other (lines that
@@ -179,7 +175,7 @@ class Turn:
                 self.body.memory.store(s, value)
             return
         outer_unit, outer_scope = printer.unit, printer.scope
-        with self.loop("j", self.count), self.loop(self.row, blocks, unroll=blocks <= 4):
+        with self.loop("j", self.count), self.loop(self.row, blocks, self.access.unrolled):
             printer.unit = self.turned()
             printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
             self.body.memory.store(s, value)
@@ -191,4 +187,4 @@ def turn(body: Body, s: Load | Store, dims: Dims, access: Access) -> None:
     if access.kind == "dense" and isinstance(s, Load) and access.along is not None:
         load_dense(body, s, dims, access.along)
     else:
-        Turn(body, dims).run(s)
+        Turn(body, dims, access).run(s)

@@ -20,6 +20,7 @@ from tilewright.ir.program import (
     Dot,
     Load,
     Loop,
+    Nest,
     Prefix,
     Stmt,
     Store,
@@ -102,6 +103,8 @@ class Body:
                     self.loop(s)
                 case Branch():
                     self.branch(s)
+                case Nest():
+                    self.body(s.body)
 
     def compute(self, s: Compute) -> None:
         """Another name for a value that stays as it is needs no text."""
@@ -430,7 +433,7 @@ def _updated(statements: Iterable[Stmt]) -> set[int]:
             found |= {v.id for v in s.vars}
         elif isinstance(s, Dot):
             found.add(s.acc.id)
-        elif isinstance(s, Loop):
+        elif isinstance(s, (Loop, Nest)):
             found |= _updated(s.body)
         elif isinstance(s, Branch):
             found |= _updated((*s.body, *s.orelse))

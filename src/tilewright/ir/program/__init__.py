@@ -21,6 +21,7 @@ from .statements import (
     Dot,
     Load,
     Loop,
+    Nest,
     Place,
     Prefix,
     Stmt,
@@ -30,7 +31,7 @@ from .statements import (
     value_of,
 )
 from .tile_program import GridAxis, TileProgram
-from .walks import defines, expressions, is_binding, rewrite_body, uses, walk_statements
+from .walks import defines, expressions, in_order, is_binding, rewrite_body, uses, walk_statements
 
 __all__ = [
     "Branch",
@@ -44,6 +45,7 @@ __all__ = [
     "GridAxis",
     "Load",
     "Loop",
+    "Nest",
     "Place",
     "Prefix",
     "Stmt",
@@ -53,6 +55,7 @@ __all__ = [
     "Var",
     "defines",
     "expressions",
+    "in_order",
     "is_binding",
     "rewrite_body",
     "uses",

@@ -8,7 +8,7 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, make
 from tilewright.ir.reduction import Reduction
-from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel
+from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop
 
 
 class Place(Enum):
@@ -207,4 +207,17 @@ class Branch:
     orelse: tuple[Stmt, ...] = ()
 
 
-Stmt = Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The statements of `body`, which have one block, done register by register: inside `loops`, the outermost first.
+
+    It means what `body` means, and what that defines is known behind it. Of the values defined, those with a number in
+    `keeps` are read behind it and stay in arrays; of others there is one register at a time. A `Collapse` at the end of
+    `body` is done on the way: it merges each register as soon as it is made."""
+
+    loops: tuple[RegisterLoop, ...]
+    body: tuple[Stmt, ...]
+    keeps: tuple[int, ...] = ()
+
+
+Stmt = Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch | Nest

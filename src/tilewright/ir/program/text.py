@@ -15,6 +15,7 @@ from .statements import (
     Dot,
     Load,
     Loop,
+    Nest,
     Prefix,
     Stmt,
     Store,
@@ -106,6 +107,11 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 step = f" step {s.tile}" if s.tile != 1 else ""
                 stages = f" in {s.stages} stages" if s.stages != 1 else ""
                 lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}")
+                show_body(s.body, depth + 1, lines)
+            case Nest():
+                over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
+                keeps = f" keeping {', '.join(f'v{v}' for v in s.keeps)}" if s.keeps else ""
+                lines.append(f"{pad}{over}{keeps}")
                 show_body(s.body, depth + 1, lines)
             case Branch():
                 lines.append(f"{pad}if {show(s.condition)}")

@@ -14,7 +14,7 @@ from .text import show_body, shown
 from .verify import verify_body
 from .walks import walk_statements
 
-_DECIDED = ("lane", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
+_DECIDED = ("lane", "width", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
             "odd_steps")  # fmt: skip
 """Fields of a program that are told where they have another value than the default."""
 
@@ -31,7 +31,8 @@ class GridAxis:
 class TileProgram:
     """`params` in calling order, `grid` outermost first, and the body of one grid point.
 
-    `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar).
+    `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar); a
+    register holds `width` of them, or fewer.
     `grain` is how many grid points are worth handing to another thread at once. On machines whose threads share a grid
     point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way; points
     are numbered with the last axis innermost, or `order` rows of the last two axes at a time, column by column.
@@ -56,6 +57,7 @@ class TileProgram:
     aligned: bool = True
     contracted: bool = False
     odd_steps: bool = False
+    width: int = 1
     notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 
     def statements(self) -> Iterator[Stmt]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir.expr import Axis, walk
 
 from .statements import Branch, Declare, Load, Loop, Stmt, Store, Update
-from .walks import defines, expressions, uses
+from .walks import defines, expressions, in_order, uses
 
 
 def verify_body(
@@ -21,7 +21,7 @@ def verify_body(
     """Raise ValueError unless the statements fit what is known before them: numbers of values, which of these are
     blocks or states, bound axes, names of buffers."""
     known, blocks, states = set(known), set(blocks), set(states)
-    for s in body:
+    for s in in_order(body):
         loose = [v for v in uses(s) if v not in known]
         if loose:
             raise ValueError(f"{s}: uses v{loose[0]} before definition")

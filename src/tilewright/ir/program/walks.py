@@ -17,6 +17,7 @@ from .statements import (
     Dot,
     Load,
     Loop,
+    Nest,
     Prefix,
     Stmt,
     Store,
@@ -29,11 +30,20 @@ def walk_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """The statements of a body and of what is inside them, outer before inner."""
     for s in body:
         yield s
-        if isinstance(s, Loop):
+        if isinstance(s, (Loop, Nest)):
             yield from walk_statements(s.body)
         elif isinstance(s, Branch):
             yield from walk_statements(s.body)
             yield from walk_statements(s.orelse)
+
+
+def in_order(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements of a body, those of its nests in their places."""
+    for s in body:
+        if isinstance(s, Nest):
+            yield from s.body
+        else:
+            yield s
 
 
 def is_binding(s: Loop) -> bool:
@@ -61,7 +71,7 @@ def expressions(s: Stmt) -> list[Expr]:
             found = [s.start, s.stop]
         case Branch():
             found = [s.condition]
-        case Collapse() | Prefix() | Dot():
+        case Collapse() | Prefix() | Dot() | Nest():
             found = []
     return [e for e in found if e is not None]
 
@@ -91,7 +101,7 @@ def rewrite_body(body: Sequence[Stmt], change: Callable[[Stmt], Sequence[Stmt] |
     """Replace statements bottom up: `change` returns the statements that stand for one (None = keep)."""
     out: list[Stmt] = []
     for s in body:
-        if isinstance(s, Loop):
+        if isinstance(s, (Loop, Nest)):
             s = replace(s, body=rewrite_body(s.body, change))
         elif isinstance(s, Branch):
             s = replace(s, body=rewrite_body(s.body, change), orelse=rewrite_body(s.orelse, change))

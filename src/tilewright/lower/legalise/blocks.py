@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Loop, TileProgram
@@ -44,17 +44,21 @@ class Blocks:
         out = [(a, t // lanes if lanes > 1 and a == self.lane else t) for a, t in dims]
         return tuple((a, n) for a, n in out if n > 1)
 
+    def number(self, dims: Dims) -> int:
+        """Registers of a block."""
+        return prod(n for _, n in self.counts(dims))
+
     def registers(self, dims: Dims, along: Axis) -> int:
         """Registers of a block along one axis."""
         return dict(self.counts(dims)).get(along, 1)
 
 
-def blocks_of(program: TileProgram, width: int) -> Blocks:
+def blocks_of(program: TileProgram) -> Blocks:
     """The blocks of `program` where only the axes of its grid are bound."""
     widest: dict[Axis, int] = {}
     for loop in program.loops():
         widest[loop.axis] = max(loop.tile, widest.get(loop.axis, 1))
-    return Blocks(program.lane, width, widest, {g.axis: 1 for g in program.grid})
+    return Blocks(program.lane, program.width, widest, {g.axis: 1 for g in program.grid})
 
 
 def step_along(offset: Expr, axis: Axis) -> Expr | None:

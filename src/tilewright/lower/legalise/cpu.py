@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from tilewright.ir.dtype import bool_, f32
+from tilewright.ir.dtype import Kind, bool_, f32
 from tilewright.ir.expr import Axis, walk
 from tilewright.ir.program import (
     Branch,
@@ -15,6 +15,7 @@ from tilewright.ir.program import (
     Dot,
     Load,
     Loop,
+    Nest,
     Stmt,
     Store,
     TileProgram,
@@ -27,6 +28,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import CPP_TEXT, SUM_LEVELS
 
 from .blocks import Blocks, Dims, blocks_of, step_along
+from .nests import by_registers
 from .products import is_block, read_in_place, select_micro_kernel, start_from
 
 MERGED_LANES = frozenset({"add", "mul", "maximum", "minimum"})
@@ -37,10 +39,14 @@ MIN_TRANSPOSED_LANES = 4
 
 
 def legalise_for_cpu(program: TileProgram, target: Target, *, exact: bool = False) -> TileProgram:
-    """`program` with what `target` does of it selected. `exact`: where floats are exact numbers, one at a time."""
+    """`program` with what `target` does of it selected. `exact`: where floats are exact numbers, one at a time. One
+    that has nests is legalised already."""
+    if any(isinstance(s, Nest) for s in program.statements()):
+        return program
     width, held = (1, 1) if exact else (max(1, target.vector_bytes // f32.bytes), target.vector_registers)
-    selecting = _Selecting(blocks_of(program, width), held, read_in_place(program, exact=exact))
-    return replace(program, body=selecting.body(program.body))
+    program = replace(program, width=width)
+    selecting = _Selecting(blocks_of(program), held, read_in_place(program, exact=exact))
+    return by_registers(replace(program, body=selecting.body(program.body)))
 
 
 class _Selecting:
@@ -103,7 +109,7 @@ class _Selecting:
             return None  # a place that differs from element to element
         along = _turned_axis(s, dims, self.blocks.lanes(dims))
         if along is not None:
-            return Access("turned", along)
+            return Access("turned", along, _is_whole(s), _few_squares(s, dims, self.blocks))
         along = _dense_axis(s, dims, self.blocks)
         return None if along is None else Access("dense", along)
 
@@ -133,6 +139,23 @@ def _turned_axis(s: Load | Store, dims: Dims, lanes: int) -> Axis | None:
     along, across = step_along(s.offset, a), step_along(s.offset, lane)
     fits = along is index.ONE and across is not None and across is not index.ONE and across is not index.ZERO
     return a if fits else None
+
+
+def _is_whole(s: Load | Store) -> bool:
+    """Whether squares of a load are whole, and numbers that stay as they are in memory."""
+    if not isinstance(s, Load) or s.mask is not None:
+        return False
+    dtype = s.buffer.dtype
+    return dtype.kind is not Kind.BOOL and dtype.compute is dtype and dtype is s.var.dtype
+
+
+def _few_squares(s: Load | Store, dims: Dims, blocks: Blocks) -> bool:
+    """Whether the squares of a load along the lanes, or of a store along the other axis, are few but several."""
+    (_, tile), (_, width) = dims
+    lanes = blocks.lanes(dims)
+    if isinstance(s, Store):
+        return 1 < tile // lanes <= CPP_TEXT.max_unrolled_squares
+    return lanes < width and blocks.number(dims) <= CPP_TEXT.max_unrolled_registers
 
 
 def _dense_axis(s: Load | Store, dims: Dims, blocks: Blocks) -> Axis | None:
