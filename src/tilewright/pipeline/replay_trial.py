@@ -18,7 +18,7 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
 from tilewright.plan import build_plan
-from tilewright.runtime.plan.executable import Argument
+from tilewright.runtime.plan.executable import Argument, Result
 from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import PRODUCTS
@@ -29,7 +29,7 @@ from .state import Made
 from .trial import random_operand
 
 LOG = logging.getLogger("tilewright")
-Run = Callable[[list[Argument]], object]
+Run = Callable[[list[Argument]], list[Result]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +58,8 @@ class ReplayTrial:
     clock: Clock
 
     def __call__(self, contests: Sequence[Contest]) -> list[list[float | None]]:
-        """Seconds of each way of each contest, all of which are built at once; None for one that does not build, or
-        where nothing could be timed."""
+        """Seconds of each way of each contest, all of which are built at once; None for one that does not build, whose
+        results are not those of the first, or where nothing could be timed."""
         try:
             with torch.no_grad():
                 runs = dict(self._runs([way for contest in contests for way in contest]))
@@ -77,20 +77,32 @@ class ReplayTrial:
     def _contest(self, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
         sets = self._sets(ways)
         found: list[float | None] = []
+        expected: list[Result] | None = None
         for way in ways:
-            seconds = self._seconds(way, runs[way], sets) if way in runs else None
+            seconds = None
+            if way in runs:
+                results = runs[way](self._given(way, sets[0]))
+                expected = results if expected is None else expected
+                if agree(expected, results):
+                    seconds = self._seconds(way, runs[way], sets)
+                else:
+                    LOG.warning(
+                        "a kernel that differs from the library is not taken: %s", self._told(way, None)
+                    )
             LOG.debug("%s", self._told(way, seconds))
             found.append(seconds)
         return found
 
+    def _given(self, way: Way, tensors: Mapping[Value, Tensor]) -> list[Argument]:
+        return [tensors[v] for v in way.cover.graph.inputs if isinstance(v, Value)]
+
     def _told(self, way: Way, seconds: float | None) -> str:
-        time = "not built" if seconds is None else f"{seconds * 1e6:.3g} us"
+        time = "not timed" if seconds is None else f"{seconds * 1e6:.3g} us"
         how = ", ".join(map(str, way.schedules.values())) or f"{len(way.cover.steps)} steps"
         return f"{time}: {how}"
 
     def _seconds(self, way: Way, run: Run, sets: Sequence[Mapping[Value, Tensor]]) -> float:
-        given = [v for v in way.cover.graph.inputs if isinstance(v, Value)]
-        turns = cycle([[tensors[v] for v in given] for tensors in sets])
+        turns = cycle([self._given(way, tensors) for tensors in sets])
         return self.clock(lambda: run([*next(turns)]))
 
     def _runs(self, ways: Sequence[Way]) -> Iterator[tuple[Way, Run]]:
@@ -126,13 +138,30 @@ class ReplayTrial:
         laid = _operands(ways)
         hints, device = self.builder.hints, self.device
         return [
-            {v: random_operand(v, layout, hints, device) for v, layout in laid.items()} for _ in range(count)
+            {
+                v: random_operand(v, layout, hints, device, seed)
+                for seed, (v, layout) in enumerate(laid.items())
+            }
+            for _ in range(count)
         ]
 
     def _bytes(self, ways: Contest) -> int:
         """Of all operands and results."""
         values = {*_operands(ways), *(v for v in ways[0].cover.graph.outputs if isinstance(v, Value))}
         return sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values)
+
+
+def agree(expected: Sequence[Result], given: Sequence[Result]) -> bool:
+    """Whether results are the same but for rounding, wherever the expected ones are finite: no element differs by more
+    than a part of the largest. What a kernel mixes up, or leaves out, differs by as much as elements do."""
+    for a, b in zip(expected, given, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point():
+            wide, other = a.float(), b.float()
+            finite = wide[wide.isfinite()]
+            most = PRODUCTS.max_difference_ratio * (finite.abs().max() if finite.numel() else 0.0)
+            if a.shape != b.shape or not bool(((wide - other).abs() <= most)[wide.isfinite()].all()):
+                return False
+    return True
 
 
 def _operands(ways: Contest) -> dict[Value, Layout | None]:

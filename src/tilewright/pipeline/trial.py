@@ -100,9 +100,11 @@ class Trial:
         return made
 
 
-def random_operand(v: Value, layout: Layout | None, hints: SizeHints, device: str) -> Tensor:
-    """Random numbers where there are floats; else zeros, which are indices of everything."""
+def random_operand(
+    v: Value, layout: Layout | None, hints: SizeHints, device: str, seed: int | None = None
+) -> Tensor:
+    """Random numbers where there are floats, those of a `seed`; else zeros, which are indices of everything."""
     strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
     shape, laid = (list(map(hints.estimate, x)) for x in (v.shape, strides))
     t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=device)
-    return drawn(t) if v.dtype.is_float else t.zero_()
+    return drawn(t, seed) if v.dtype.is_float else t.zero_()

@@ -415,6 +415,9 @@ class ProductLimits:
     """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
     min_caches_between_turns: int = 2
     """How many times the last cache is filled between two turns of a set of operands."""
+    max_difference_ratio: float = 0.1
+    """Part of the largest element by which a kernel's results differ from the library's at most: sums of half types are
+    rounded in another order."""
     max_sets: int = 8
     """Sets of operands that runs take in turns, so that none finds its own in the last cache."""
     max_preferred_ratio: float = 0.98

@@ -79,9 +79,11 @@ def lay_out(source: Tensor, strides: Sequence[int]) -> Tensor:
     return out
 
 
-def drawn(t: Tensor) -> Tensor:
-    """`t` filled with normal random numbers that the program's own generators know nothing of."""
-    return t.normal_(generator=torch.Generator(t.device))
+def drawn(t: Tensor, seed: int | None = None) -> Tensor:
+    """`t` filled with normal random numbers that the program's own generators know nothing of; those of one `seed`, and
+    of none, are always the same."""
+    generator = torch.Generator(t.device)
+    return t.normal_(generator=generator if seed is None else generator.manual_seed(seed))
 
 
 def memory_range(t: Tensor) -> tuple[int, int]:
