@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from unittest import mock
+
 import pytest
 import torch
+import torch.nn.functional as F
+from tests.support.normal_graph import Function
 from torch import Tensor
 
-from tilewright.pipeline.replay_trial import agree
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.library.select import select
+from tilewright.options import Options
+from tilewright.partition.cover import partition
+from tilewright.pipeline.backends import BACKENDS
+from tilewright.pipeline.build import Builder, in_silence
+from tilewright.pipeline.replay_trial import ReplayTrial, Way, agree
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.plan.tensors import drawn
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.solver import Solver
 
 
 def product(dtype: torch.dtype = torch.float16) -> Tensor:
@@ -45,3 +63,46 @@ def test_what_is_not_finite_is_not_judged() -> None:
 def test_operands_of_several_seeds_differ() -> None:
     assert not torch.equal(drawn(torch.empty(8), 0), drawn(torch.empty(8), 1))
     assert torch.equal(drawn(torch.empty(8), 1), drawn(torch.empty(8), 1))
+
+
+def builder() -> Builder:
+    target, options = host_target(), Options()
+    store = Store(default_root(options))
+    solver = Solver(target, options)
+    return Builder(in_silence, BACKENDS["cpu"], solver, Decisions(target, store, options, {}))
+
+
+def right(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(F.linear(x, w))
+
+
+def ways() -> tuple[Way, Way]:
+    """With a call for the product, and with a kernel."""
+    x, w = torch.randn(8, 24), torch.randn(16, 24)
+    graph = normalise(from_fx(trace(Function(right), (x, w), [(), ()]).gm))
+    solver = Solver(host_target(), Options())
+    library, ours = (partition(g, solver.price, solver.hints) for g in (normalise(select(graph)), graph))
+    return Way(library), Way(ours)
+
+
+def test_ways_are_run_beside_each_other() -> None:
+    """(On a CPU, by the wall's clock: what runs them is the same.)"""
+
+    def clock(run: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    library, ours = ways()
+    trial = ReplayTrial(builder(), "cpu", clock)
+    assert trial.fits([library])
+    ((first, second),) = trial([[library, ours]])
+    assert first is not None and second is not None
+
+
+def test_a_way_that_is_wrong_is_named_and_not_timed(caplog: pytest.LogCaptureFixture) -> None:
+    library, found = ways()
+    trial = ReplayTrial(builder(), "cpu", lambda run: 1.0)
+    with mock.patch("tilewright.pipeline.replay_trial.agree", lambda a, b: a is b):
+        assert trial([[library, found]]) == [[1.0, None]]
+    assert "differs from the library" in caplog.text
