@@ -17,7 +17,7 @@ from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
 from tilewright.partition.products import ProductGroup, find_products
-from tilewright.rewrite.split.products import Halves, even_part_counts, split_product
+from tilewright.rewrite.split.products import SplitProduct, even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
@@ -30,7 +30,7 @@ Rewrite = Callable[[Graph], Graph]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class ProductTask:
     """Equal groups: the region of the first one as a graph of its own and as one kernel, and with the library's way to
     compute it."""
 
@@ -47,9 +47,9 @@ class Task:
         """See `ProductGroup`."""
         return self.groups[0].is_fusion
 
-    def in_parts(self, count: int) -> Halves | None:
+    def in_parts(self, count: int) -> SplitProduct | None:
         """The kernel as two, of so many parts."""
-        return halves_of(self.kernel, self.layouts, count, self.region.fresh_id())
+        return split_apart(self.kernel, self.layouts, count, self.region.fresh_id())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +61,15 @@ class Proposal:
     seconds: float
 
 
-def halves_of(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
+def split_apart(
+    kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int
+) -> SplitProduct | None:
     """The kernel as two with the sum in so many parts; none where both would have to compute something."""
     found = split_product(kernel, layouts, count, fresh)
     return found if found is not None and not set(found.parts.ops) & set(found.merge.ops) else None
 
 
-def proposals_of(task: Task, solver: Solver) -> list[Proposal]:
+def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
     """All that are proposed for a task, the fastest by the model first."""
     try:
         whole = solver.proposals(task.kernel, task.layouts)
@@ -79,7 +81,7 @@ def proposals_of(task: Task, solver: Solver) -> list[Proposal]:
     return sorted(found, key=lambda p: p.seconds)
 
 
-def _in_parts(task: Task, solver: Solver, points: int) -> Iterator[Proposal]:
+def _in_parts(task: ProductTask, solver: Solver, points: int) -> Iterator[Proposal]:
     """Those with the sum in parts, where so few grid points leave cores idle."""
     cores = solver.target.cores
     fitting = [
@@ -88,13 +90,13 @@ def _in_parts(task: Task, solver: Solver, points: int) -> Iterator[Proposal]:
         if points * n <= PRODUCTS.max_points_per_core * cores
     ]
     for count in fitting[-PRODUCTS.tried_part_counts :] if points < cores else ():
-        halves = task.in_parts(count)
-        if halves is None:
+        split = task.in_parts(count)
+        if split is None:
             continue
-        layouts = {**task.layouts, halves.between: halves.layout}
+        layouts = {**task.layouts, split.between: split.layout}
         try:
-            merge = solver.price(halves.merge, layouts)
-            proposed = solver.proposals(halves.parts, layouts)
+            merge = solver.price(split.merge, layouts)
+            proposed = solver.proposals(split.parts, layouts)
         except IllegalSchedule:
             continue
         for s in proposed[: PRODUCTS.max_of_parts]:
@@ -107,29 +109,31 @@ def _grid_points(solution: Solution, solver: Solver) -> int:
     return math.prod(-(-solver.hints.estimate(c.axis.extent) // c.tile) for c in plans)
 
 
-def library_way(task: Task, builder: Builder) -> Way:
+def library_way(task: ProductTask, builder: Builder) -> Way:
     """With calls for products."""
     return Way(partition(task.library, builder.solver.price, builder.hints, afar=builder.solver.afar))
 
 
-def ways_of(task: Task, proposals: Sequence[Proposal], builder: Builder) -> Iterator[tuple[Proposal, Way]]:
+def ways_of(
+    task: ProductTask, proposals: Sequence[Proposal], builder: Builder
+) -> Iterator[tuple[Proposal, Way]]:
     """Ours, of those proposals that are the kernels that they should be."""
     solver, hints = builder.solver, builder.hints
     for proposal in proposals:
-        graph = _numbered(task, proposal.parts)
+        graph = _as_kernels(task, proposal.parts)
         cover = partition(graph, solver.price, hints)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         if len(kernels) == len(cover.steps) == (1 if proposal.parts == 1 else 2):
             yield proposal, Way(cover, {kernels[0]: proposal.solution.schedule})
 
 
-def _numbered(task: Task, parts: int) -> Graph:
+def _as_kernels(task: ProductTask, parts: int) -> Graph:
     """The region with numbers of kernels."""
-    halves = task.in_parts(parts)
-    if halves is None:
+    split = task.in_parts(parts)
+    if split is None:
         return task.region.with_ops([replace(op, kernel=0) for op in task.region.ops])
-    ops = [replace(op, kernel=n) for n, k in enumerate((halves.parts, halves.merge)) for op in k.ops]
-    layouts = {**task.region.layouts, halves.between: halves.layout}
+    ops = [replace(op, kernel=n) for n, k in enumerate((split.parts, split.merge)) for op in k.ops]
+    layouts = {**task.region.layouts, split.between: split.layout}
     return replace(task.region, ops=tuple(ops), layouts=layouts)
 
 
@@ -142,7 +146,7 @@ def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
     return [*by[: count - few], *without[:few]]
 
 
-def tasks_of(graph: Graph, improve: Rewrite) -> list[Task]:
+def tasks_of(graph: Graph, improve: Rewrite) -> list[ProductTask]:
     """The groups, those together that are equal."""
     selected = select(graph)
     if all(op.call is None for op in selected.ops):
@@ -151,10 +155,12 @@ def tasks_of(graph: Graph, improve: Rewrite) -> list[Task]:
     found: dict[str, list[ProductGroup]] = {}
     for group in find_products(graph):
         found.setdefault(task_of(group.region.graph(graph)), []).append(group)
-    made: list[Task] = []
+    made: list[ProductTask] = []
     for key, alike in found.items():
         region = alike[0].region
         alone, origins = region.graph(graph), {op.origin for op in alike[0].products}
         library = improve(library_graph(alone, origins, graph, selected))
-        made.append(Task(key, alike, alone, library, Kernel(region.ops, region.outputs), graph.layouts))
+        made.append(
+            ProductTask(key, alike, alone, library, Kernel(region.ops, region.outputs), graph.layouts)
+        )
     return made

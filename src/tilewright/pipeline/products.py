@@ -25,13 +25,13 @@ from tilewright.tuning.search_limits import PRODUCTS
 
 from .build import Builder
 from .product_ways import (
+    ProductTask,
     Proposal,
     Rewrite,
-    Task,
-    halves_of,
     library_way,
     pick_varied,
     proposals_of,
+    split_apart,
     tasks_of,
     ways_of,
 )
@@ -67,11 +67,11 @@ def choose_products(
             _cache_key(task, where),
             [decided.schedule, decided.parts, decided.seconds, decided.library_seconds],
         )
-    return _numbered(normal, graph, tasks, known, solver)
+    return _with_kernels(normal, graph, tasks, known, solver)
 
 
-def _numbered(
-    normal: Graph, graph: Graph, tasks: Sequence[Task], known: dict[str, ChosenProduct], solver: Solver
+def _with_kernels(
+    normal: Graph, graph: Graph, tasks: Sequence[ProductTask], known: dict[str, ChosenProduct], solver: Solver
 ) -> ChosenProducts:
     """The graph with the numbers of kernels, of which the solver knows the schedules from now on."""
     numbering = _Numbering(normal)
@@ -95,22 +95,22 @@ class _Numbering:
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
         self.fresh = graph.fresh_id()
 
-    def take(self, group: ProductGroup, task: Task, parts: int) -> None:
+    def take(self, group: ProductGroup, task: ProductTask, parts: int) -> None:
         """A group becomes one kernel, or two with its sum in parts."""
         region, makes = group.region, self.makes
         made = [v for v in region.inputs if v in makes and makes[v].expr is not None]
         # As they lay when the kernels that read and make them were timed.
         self.layouts |= {v: task.layouts[v] for v in (*made, *region.outputs) if v in task.layouts}
-        halves = halves_of(Kernel(region.ops, region.outputs), task.layouts, parts, self.fresh)
-        if halves is None:
+        split = split_apart(Kernel(region.ops, region.outputs), task.layouts, parts, self.fresh)
+        if split is None:
             self._count(region.ops)
             return
         self.fresh += 1
-        self.layouts[halves.between] = halves.layout
-        self._count(halves.parts.ops)
-        self._count(halves.merge.ops)
-        (total,) = (op for op in region.ops if op not in (*halves.parts.ops, *halves.merge.ops))
-        self.instead[total] = tuple(op for op in self.number if op.output in (halves.between, total.output))
+        self.layouts[split.between] = split.layout
+        self._count(split.parts.ops)
+        self._count(split.merge.ops)
+        (total,) = (op for op in region.ops if op not in (*split.parts.ops, *split.merge.ops))
+        self.instead[total] = tuple(op for op in self.number if op.output in (split.between, total.output))
 
     def _count(self, ops: Sequence[Op]) -> None:
         self.number |= dict.fromkeys(ops, self.kernels)
@@ -123,13 +123,13 @@ class _Numbering:
         return replace(self.original, ops=ops, layouts=self.layouts | dict(self.original.layouts))
 
 
-def _tell(solver: Solver, task: Task, decided: ChosenProduct) -> bool:
+def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
     """Tell the solver which schedule was decided on; whether it is one."""
-    halves = task.in_parts(decided.parts)
-    if halves is None and decided.parts > 1:
+    split = task.in_parts(decided.parts)
+    if split is None and decided.parts > 1:
         return False
-    kernel = task.kernel if halves is None else halves.parts
-    layouts = task.layouts if halves is None else {**task.layouts, halves.between: halves.layout}
+    kernel = task.kernel if split is None else split.parts
+    layouts = task.layouts if split is None else {**task.layouts, split.between: split.layout}
     try:
         solution = solver.read_solution(kernel, layouts, decided.schedule, decided.seconds)
     except (ValueError, IllegalSchedule) as wrong:
@@ -139,12 +139,12 @@ def _tell(solver: Solver, task: Task, decided: ChosenProduct) -> bool:
     return True
 
 
-def _cache_key(task: Task, where: str) -> str:
+def _cache_key(task: ProductTask, where: str) -> str:
     """What a decision is kept under: equal groups, on one kind of device."""
     return f"product\n{task.key}\n{where}"
 
 
-def _known(cache: DecisionCache, task: Task, where: str) -> ChosenProduct | None:
+def _known(cache: DecisionCache, task: ProductTask, where: str) -> ChosenProduct | None:
     """What an earlier process decided."""
     match cache.get(_cache_key(task, where)):
         case [str(schedule), int(parts), float(seconds), float(library)]:
@@ -154,8 +154,8 @@ def _known(cache: DecisionCache, task: Task, where: str) -> ChosenProduct | None
 
 
 def _decided(
-    tasks: Sequence[tuple[Task, Sequence[Proposal]]], trial: ReplayTrial, seconds: float
-) -> Iterator[tuple[Task, ChosenProduct]]:
+    tasks: Sequence[tuple[ProductTask, Sequence[Proposal]]], trial: ReplayTrial, seconds: float
+) -> Iterator[tuple[ProductTask, ChosenProduct]]:
     """What the clock says of each task; nothing of those for which there was no time."""
     builds = int(seconds * usable_cores() * PRODUCTS.builds_per_core_second)
     found = [(t, p, library_way(t, trial.builder)) for t, p in tasks]

@@ -19,7 +19,7 @@ from .merge_laws import law_of
 from .parts import Cut, Parts, split_reduction
 
 
-class Halves(NamedTuple):
+class SplitProduct(NamedTuple):
     """The kernel that sums parts, the one that merges them, and what lies between them in memory."""
 
     parts: Kernel
@@ -28,19 +28,21 @@ class Halves(NamedTuple):
     layout: Layout
 
 
-def split_product(kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int) -> Halves | None:
+def split_product(
+    kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int
+) -> SplitProduct | None:
     """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
     another number of sums, or no axis of them has so many even parts."""
     op = _only_sum(kernel)
     cut = None if op is None or count < 2 else _cut(op, count)
     if op is None or cut is None:
         return None
-    partial, merge = _halves(op, cut, fresh)
+    partial, merge = _part_and_merge(op, cut, fresh)
     (between,) = partial.outputs
     first = Kernel((*_needed(kernel.ops, op.inputs), partial), (between,), kernel.reason)
     others = [merge if other is op else other for other in kernel.ops]
     second = Kernel(_needed(others, kernel.outputs), kernel.outputs, kernel.reason)
-    return Halves(first, second, between, _layout(kernel, op, layouts))
+    return SplitProduct(first, second, between, _layout(kernel, op, layouts))
 
 
 def even_part_counts(kernel: Kernel, most: int) -> list[int]:
@@ -70,7 +72,7 @@ def _cut(op: Op, count: int) -> Cut | None:
     return Cut.into(whole, count)
 
 
-def _halves(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
+def _part_and_merge(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
     """The op that sums parts into the value number `fresh`, and the one that merges them."""
     expr = op.expr
     assert (
