@@ -14,6 +14,7 @@ from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, uncomputed, walk, written
 from tilewright.ir.program import Var
 from tilewright.ir.sizes import dims
+from tilewright.lower.legalise.lanes import MIRRORED, compare_lanes
 from tilewright.tuning.thresholds import CPP_TEXT
 
 from .scope import Lines, Place, Scope, Style, Unit, bare, variables
@@ -34,7 +35,6 @@ DIVISIONS = {"floordiv": ("div_floor", "floor_divide"), "mod": ("mod_floor", "re
              "truncdiv": ("div_trunc", "trunc_divide"), "fmod": ("mod_trunc", "fmod")}  # fmt: skip
 BOUNDS = {"maximum": "at_least", "minimum": "at_most"}
 NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
-MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
 
 
@@ -316,7 +316,7 @@ class Expressions:
         return f"{'convert' if wide else 'to'}<{self.style.memory(want)}>({text})"
 
     def _call_vector(self, e: Expr) -> str:
-        if e.op in MIRROR and e.args[0].dtype is i64:
+        if e.op in MIRRORED and e.args[0].dtype is i64:
             return self._compare_lanes(e)
         if e.op in ("cast", "narrow"):
             of = e.args[0]
@@ -404,21 +404,8 @@ class Expressions:
     def lane_bound(self, e: Expr) -> tuple[str, str] | None:
         """A comparison of indices as ("below", n): it holds in the first n lanes; ("from", n): in all others; ("at", n)
         or ("not at", n): in that lane or all others. None if it is nothing of the kind."""
-        lane = self.unit.lane
-        if lane is None or e.op not in MIRROR or e.args[0].dtype is not i64 or self.facts(e)[1]:
-            return None
-        op, leaf = e.op, dims.coefficient(dims.sub(e.args[0], e.args[1]), _leaf_of(e, lane))
-        step = None if leaf is None else dims.static(leaf)
-        if step not in (1, -1):
-            return None
-        left, right = e.args
-        if step == -1:
-            left, right, op = right, left, MIRROR[op]
-        far = dims.sub(right, left)  # lane < far, and so on, counted from the first lane of this unit
-        if op in ("le", "gt"):
-            far = dims.add(far, dims.ONE)
-        kind = {"lt": "below", "le": "below", "gt": "from", "ge": "from", "eq": "at", "ne": "not at"}[op]
-        return kind, bare(self.scalar(far))
+        found = None if self.unit.lane is None else compare_lanes(e, self.unit.lane)
+        return None if found is None else (found[0], bare(self.scalar(found[1])))
 
     def _compare_lanes(self, e: Expr) -> str:
         bound = self.lane_bound(e)
@@ -451,10 +438,6 @@ def _stays_small(e: Expr) -> bool:
         e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
         and all(map(fits_int32, e.args))
     )
-
-
-def _leaf_of(e: Expr, axis: Axis) -> Expr:
-    return next((x for x in axes_of(e) if x.value == axis), dims.ZERO)
 
 
 EXACT_PRIMES = (4503599627370353, 6 * 4503599627370353 + 1, 12 * (6 * 4503599627370353 + 1) + 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Axis, Expr, conjuncts, transform
+from tilewright.ir.expr import Axis, Expr, transform
 from tilewright.ir.program import (
     Branch,
     Check,
@@ -177,34 +177,34 @@ class Body:
                 case Nest(body=(Dot() as product,)):
                     self.dot(product, s.loops)
                 case Nest():
-                    self.together(s.body, s.loops, s.keeps)
+                    self.together(s)
                     continue
                 case Declare(absorbed=True) | Update(absorbed=True) | Load(access=Access(kind="in place")):
                     continue  # part of a product
                 case Load(access=Access() as access) | Store(access=Access() as access):
                     self.special.turn(self, s, self.block_of(s), access)
                 case _:
-                    self.together((s,), None, [v.id for v in defines(s)])
+                    loops = [RegisterLoop(*n) for n in self.blocks.counts(self.block_of(s))]
+                    self.together(Nest(tuple(loops), (s,), tuple(v.id for v in defines(s))))
                     continue
             printer.scope.forget(printer.states)
         printer.counts, printer.scope = counts, scope
 
-    def together(
-        self, body: Sequence[Stmt], loops: Sequence[RegisterLoop] | None, keeps: Sequence[int]
-    ) -> None:
+    def together(self, nest: Nest) -> None:
         """Print statements in the same loops over the registers of their block."""
-        merges = [s for s in body if isinstance(s, Collapse)]
-        body, dims = [s for s in body if not isinstance(s, Collapse)], self.block_of(body[0])
+        merges = [s for s in nest.body if isinstance(s, Collapse)]
+        body = [s for s in nest.body if not isinstance(s, Collapse)]
+        dims = self.block_of(body[0])
         if any(self.block_of(s) != dims for s in body):
             raise VerifyError("statements of different blocks in one nest", phase="emit")
         for s in merges:
             self.special.begin(self, s)
         for v in (v for s in body for v in defines(s)):
-            if self.place(v, dims, v.id in keeps).array:
+            if self.place(v, dims, v.id in nest.keeps).array:
                 self.declare_array(v, dims)
-        with self.nest(dims, loops):
-            if not merges:
-                self._leave_at_tail(body)
+        with self.nest(dims, nest.loops):
+            if nest.until is not None:
+                self.leave(nest.until)
             for s in body:
                 self.simple(s)
             for s in merges:
@@ -212,21 +212,12 @@ class Body:
         if self.blocks.counts(dims):
             self.printer.scope.forget(self.printer.states)
 
-    def _leave_at_tail(self, body: Sequence[Stmt]) -> None:
-        """Leave the loop over registers at the first one that a mask, common to all its effects, excludes whole."""
-        unit = self.printer.unit
-        if unit.lane is None or unit.lane not in unit.index:
-            return
-        effects = [s for s in body if isinstance(s, (Load, Store, Update, Check))]
-        made = [v for s in body for v in defines(s)]
-        if not effects or any(self.printer.places[v.id].array for v in made):
-            return
-        common = set(conjuncts(effects[0].mask)).intersection(*(conjuncts(s.mask) for s in effects))
-        for term in conjuncts(effects[0].mask):
-            bound = self.printer.lane_bound(term) if term in common else None
-            if bound is not None and bound[0] == "below":
-                self.lines.put(f"if ({bound[1]} <= 0) break;")
-                return
+    def leave(self, mask: Expr) -> None:
+        """Leave the loop over registers at the first one that a mask of lanes excludes whole."""
+        bound = self.printer.lane_bound(mask)
+        if bound is None or bound[0] != "below":
+            raise VerifyError(f"no loop ends where {mask} fails", phase="emit")
+        self.lines.put(f"if ({bound[1]} <= 0) break;")
 
     def declare_array(self, var: Var, dims: Dims) -> None:
         """Print the array of registers that holds a block."""

@@ -213,11 +213,13 @@ class Nest:
 
     It means what `body` means, and what that defines is known behind it. Of the values defined, those with a number in
     `keeps` are read behind it and stay in arrays; of others there is one register at a time. A `Collapse` at the end of
-    `body` is done on the way: it merges each register as soon as it is made."""
+    `body` is done on the way: it merges each register as soon as it is made. The innermost loop ends with the register
+    before the one where no lane fulfils the condition `until`, which the masks of all statements have."""
 
     loops: tuple[RegisterLoop, ...]
     body: tuple[Stmt, ...]
     keeps: tuple[int, ...] = ()
+    until: Expr | None = None
 
 
 Stmt = Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch | Nest

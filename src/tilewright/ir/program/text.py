@@ -111,7 +111,8 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Nest():
                 over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
                 keeps = f" keeping {', '.join(f'v{v}' for v in s.keeps)}" if s.keeps else ""
-                lines.append(f"{pad}{over}{keeps}")
+                until = f" until none has {show(s.until)}" if s.until is not None else ""
+                lines.append(f"{pad}{over}{keeps}{until}")
                 show_body(s.body, depth + 1, lines)
             case Branch():
                 lines.append(f"{pad}if {show(s.condition)}")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.ir.expr import Axis
+from tilewright.ir.expr import Axis, Expr, axes_of, conjuncts
 from tilewright.ir.program import (
     Branch,
     Check,
@@ -33,6 +33,7 @@ from tilewright.ir.selection import IN_PLACE, MicroKernel, RegisterLoop
 from tilewright.tuning.thresholds import CPP_TEXT
 
 from .blocks import Dims, blocks_of
+from .lanes import compare_lanes
 
 
 def by_registers(program: TileProgram) -> TileProgram:
@@ -149,7 +150,22 @@ class _Nesting:
             self.hold_merged(s)
         touched = {*made, *(v for s in run.body for v in uses(s))}
         unrolled = bool(touched & self.arrays) and self.are_few(run.dims)
-        return Nest(self.loops(counts, unrolled, bool(run.merges)), run.all, keeps)
+        loops = self.loops(counts, unrolled, bool(run.merges))
+        until = None if run.merges or set(made) & self.arrays else self.end(run, loops)
+        return Nest(loops, run.all, keeps, until)
+
+    def end(self, run: _Run, loops: Sequence[RegisterLoop]) -> Expr | None:
+        """The condition, common to all effects, behind whose last lane no register of the innermost loop does anything:
+        it holds in the first lanes, or in all or none where that loop is over another axis."""
+        if self.lane is None or self.blocks.lanes(run.dims) == 1 or self.lane not in {x.axis for x in loops}:
+            return None
+        masks = [conjuncts(s.mask) for s in run.body if isinstance(s, (Load, Store, Update, Check))]
+        innermost = {loops[-1].axis} - {self.lane}
+        for term in masks[0] if masks else ():
+            found = compare_lanes(term, self.lane) if all(term in mask for mask in masks) else None
+            if found is not None and found[0] == "below" and not innermost & {a.value for a in axes_of(term)}:
+                return term
+        return None
 
     def are_few(self, dims: Dims) -> bool:
         """Whether each register of a block may have instructions of its own."""
