@@ -88,7 +88,8 @@ def test_attention_that_has_a_kernel_keeps_it(clock: Clock) -> None:
     inputs = [halves(32, 4, 32), halves(96, 32)]
 
     def run(x: Tensor, w: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*F.linear(x, w).view(32, 4, 3, 2, 16).permute(2, 0, 3, 1, 4))
+        q, k, v = F.linear(x, w).view(32, 4, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v)
 
     made = compiled(run, inputs, contractions="modelled")
     results, _ = made.run(inputs)
