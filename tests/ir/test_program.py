@@ -138,6 +138,7 @@ BUFFER = Buffer("p0", i64, integer(64))
             (RegisterLoop(Axis("j", integer(3)), 3), RegisterLoop(Axis("k", integer(4)), 4, True)),
             (Compute(X, integer(1)),),
             (0,),
+            const(True, bool_),
         ),
         Check(const(True, bool_), 1, (Axis("k", integer(4)),)),
         Branch(const(True, bool_), (Compute(X, integer(1)),), (Compute(X, integer(2)),)),

@@ -11,7 +11,7 @@ from tests.support.tile_programs import Vars, elementwise, scaled_product
 
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis, axis, call, integer
+from tilewright.ir.expr import Axis, Expr, axis, call, integer
 from tilewright.ir.program import (
     Buffer,
     Collapse,
@@ -134,6 +134,28 @@ def test_along_an_axis_beside_a_block_is_walked_innermost() -> None:
     short, long = (nests(blocks(body, rows, 32, K))[0].loops for rows in (8, 9))
     assert short == (RegisterLoop(C, 2), RegisterLoop(K, 8, unrolled=True))
     assert long == (RegisterLoop(C, 2), RegisterLoop(K, 9))
+
+
+def below(bound: Expr) -> TileProgram:
+    """A copy of what lies in `C` below `bound`, with `K` beside it."""
+    v, mask = Vars()(f32, K, C), call("lt", axis(C), bound)
+    body = (Load(v, X, PLACE, mask), Store(Y, PLACE, value_of(v), (K, C), mask))
+    return blocks(body, 4, 32, K)
+
+
+def test_a_loop_ends_where_a_mask_of_all_effects_does() -> None:
+    (nest,) = nests(below(integer(20)))
+    assert nest.until == call("lt", axis(C), integer(20))
+    (nest,) = nests(replace(below(integer(20)), beside=None))
+    assert nest.until is not None
+
+
+def test_a_loop_over_another_axis_does_not_end_where_its_first_steps_do_nothing() -> None:
+    mask = dims.add(dims.mul(axis(K), integer(8)), integer(1))
+    (nest,) = nests(below(mask))
+    assert nest.loops[-1].axis == K and nest.until is None, "what the first k excludes, the last ones do not"
+    (nest,) = nests(replace(below(mask), beside=None))
+    assert nest.loops[-1].axis == C and nest.until is not None
 
 
 def test_sums_of_products_have_a_nest_unless_they_are_micro_kernels() -> None:

@@ -51,6 +51,13 @@ def _told(selected: object) -> str:
     return "" if selected is None else f" {selected}"
 
 
+def _nest(s: Nest) -> str:
+    """The head of a nest."""
+    over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
+    keeps = f" keeping {', '.join(f'v{v}' for v in s.keeps)}" if s.keeps else ""
+    return f"{over}{keeps}" + (f" until none has {show(s.until)}" if s.until is not None else "")
+
+
 def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
@@ -109,10 +116,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}")
                 show_body(s.body, depth + 1, lines)
             case Nest():
-                over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
-                keeps = f" keeping {', '.join(f'v{v}' for v in s.keeps)}" if s.keeps else ""
-                until = f" until none has {show(s.until)}" if s.until is not None else ""
-                lines.append(f"{pad}{over}{keeps}{until}")
+                lines.append(f"{pad}{_nest(s)}")
                 show_body(s.body, depth + 1, lines)
             case Branch():
                 lines.append(f"{pad}if {show(s.condition)}")
