@@ -90,7 +90,7 @@ def changes(x: object) -> Iterator[object]:
         elif isinstance(x, Load) and f.name == "at" and x.descriptor is None:
             continue
         elif isinstance(x, (TileProgram, Loop, Branch, Nest)) and f.name in ("body", "orelse"):
-            for k, s in enumerate(value):
+            for k, s in enumerate(value or ()):
                 for y in others(s):
                     yield replace(x, **{f.name: value[:k] + (y,) + value[k + 1 :]})  # type: ignore[type-var]
         elif isinstance(x, MicroKernel) and f.name == "factor":
