@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from .trial import random_operand
 
 LOG = logging.getLogger("tilewright")
 Run = Callable[[list[Argument]], list[Result]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +63,21 @@ class ReplayTrial:
     def __call__(self, contests: Sequence[Contest]) -> list[list[float | None]]:
         """Seconds of each way of each contest, all of which are built at once; None for one that does not build, whose
         results are not those of the first, or where nothing could be timed."""
+        every = [way for contest in contests for way in contest]
+        with torch.no_grad():
+            runs = self._tried(lambda: dict(self._runs(every)))
+            found = [self._tried(partial(self._contest, c, runs)) if runs else None for c in contests]
+        return [f or [None] * len(c) for f, c in zip(found, contests, strict=True)]
+
+    def _tried(self, do: Callable[[], T]) -> T | None:
+        """What `do` gives; None where it fails, of which others know nothing."""
         try:
-            with torch.no_grad():
-                runs = dict(self._runs([way for contest in contests for way in contest]))
-                return [self._contest(contest, runs) for contest in contests]
+            return do()
         except (TilewrightError, RuntimeError, MemoryError) as refused:
-            LOG.info("kernels are not timed: %s", refused)
+            LOG.warning("kernels are not timed, the library is taken: %s", refused)
         except Exception:
             LOG.exception("timing kernels failed in a way that nobody expects; the library is taken")
-        return [[None] * len(contest) for contest in contests]
+        return None
 
     def fits(self, ways: Contest) -> bool:
         """Whether memory can be spared for two sets of what they read and make."""

@@ -168,8 +168,9 @@ class CudaBackend:
         return seconds
 
     def replay_clock(self, device: str) -> Clock | None:
-        """By captured graphs."""
-        if not torch.cuda.is_available():
+        """By captured graphs. Where a program asks for results that are the same each time, no clock decides: it may
+        say something else the next time."""
+        if not torch.cuda.is_available() or torch.are_deterministic_algorithms_enabled():
             return None
 
         def seconds(run: Callable[[], object]) -> float:
@@ -179,8 +180,9 @@ class CudaBackend:
         return seconds
 
     def timing_key(self, device: str, options: Options) -> str:
-        """The name of the device."""
-        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+        """The name of the device, and whose calls are timed there."""
+        name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+        return f"{name}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
 def _seconds(run: Callable[[], object]) -> float:
