@@ -106,3 +106,28 @@ def test_a_way_that_is_wrong_is_named_and_not_timed(caplog: pytest.LogCaptureFix
     with mock.patch("tilewright.pipeline.replay_trial.agree", lambda a, b: a is b):
         assert trial([[library, found]]) == [[1.0, None]]
     assert "differs from the library" in caplog.text
+
+
+def test_a_contest_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    library, ours = ways()
+    times = iter([None, 1.0])
+
+    def clock(run: Callable[[], object]) -> float:
+        seconds = next(times)
+        if seconds is None:
+            raise RuntimeError("out of memory")
+        return seconds
+
+    assert ReplayTrial(builder(), "cpu", clock)([[library], [ours]]) == [[None], [1.0]]
+    assert "out of memory" in caplog.text
+
+
+def test_no_clock_decides_where_results_are_to_be_the_same_each_time() -> None:
+    backend = BACKENDS["cuda"]
+    with mock.patch.object(torch.cuda, "is_available", lambda: True):
+        assert backend.replay_clock("cuda:0") is not None
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert backend.replay_clock("cuda:0") is None
+        finally:
+            torch.use_deterministic_algorithms(False)
