@@ -181,7 +181,9 @@ class CudaBackend:
 
     def timing_key(self, device: str, options: Options) -> str:
         """The name of the device, and whose calls are timed there."""
-        name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+        if not torch.cuda.is_available():
+            return device
+        name = torch.cuda.get_device_name(device)
         return f"{name}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
