@@ -47,7 +47,7 @@ class Two(nn.Module):
 
 
 def graph_of(module: nn.Module, x: Tensor, frozen: bool = False) -> Graph:
-    return select(captured(module.to(x.dtype).eval(), (x,), frozen=frozen))
+    return captured(module.to(x.dtype).eval(), (x,), frozen=frozen)
 
 
 def images(dtype: torch.dtype = torch.float16) -> Tensor:
@@ -57,7 +57,7 @@ def images(dtype: torch.dtype = torch.float16) -> Tensor:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_all_of_them_are_if_that_is_faster(frozen: bool) -> None:
     module, x, timer = Two(), images(), Timed(0.5)
-    graph = lay_channels_innermost(graph_of(module, x, frozen), timer)
+    graph = select(lay_channels_innermost(graph_of(module, x, frozen), timer))
     graph.verify()
     made = [op for op in graph.ops if op.call is not None]
     assert [type(op.call.function) for op in made if op.call] == [ConvolutionOfChannels] * 2

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
+from tilewright.ir.graph import LibraryCall
+from tilewright.library.convolution_layout import ConvolutionOfChannels
+from tilewright.library.offers.offer import channels_last
 from tilewright.pipeline.backends.cuda import CudaBackend
 from tilewright.pipeline.product_ways import Proposal
 from tilewright.pipeline.replay_trial import Contest, ReplayTrial
@@ -145,3 +148,45 @@ def test_a_second_process_measures_nothing(clock: Clock, tmp_path: Path) -> None
         again = compiled(run, inputs, contractions="modelled")
     assert clock.asked == before > 0
     assert [str(k.schedule) for k in again.kernels] == [str(k.schedule) for k in first.kernels]
+
+
+class ChannelsAreFaster:
+    """In the place of a timer of convolutions."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def seconds(self, call: LibraryCall, *_: object) -> float:
+        return 0.5 if isinstance(call.function, ConvolutionOfChannels) else 1.0
+
+    def pass_seconds(self, *_: object) -> float:
+        return 0.01
+
+    def __call__(self, *_: object) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+@pytest.mark.parametrize(("channels", "copies"), [(16, 3), (3, 1)], ids=["wide", "few"])
+def test_convolutions_of_images_whose_columns_lie_innermost(channels: int, copies: int, clock: Clock) -> None:
+    """Images of few channels are read as they lie, and their weights with them."""
+    torch.manual_seed(0)
+    inputs = [halves(2, channels, 9, 7), halves(16, channels, 3, 3), halves(16), halves(8, 16, 3, 3)]
+
+    def run(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return F.relu(F.conv2d(F.relu(F.conv2d(x, a, b, padding=1)), c, stride=2))
+
+    with (
+        mock.patch.object(CudaBackend, "clock", lambda backend, device: lambda run: 0.0),
+        mock.patch("tilewright.pipeline.phases.ConvolutionTimer", ChannelsAreFaster),
+    ):
+        made = compiled(run, inputs, contractions="modelled")
+    assert len(made.kernels) == 2 + copies
+    between = next(
+        v
+        for v in made.kernels[-1].kernel.inputs
+        if v.shape[1:] == made.kernels[-2].kernel.outputs[0].shape[1:]
+    )
+    assert made.cover.layouts[between].strides == channels_last(between.shape)
+    results, _ = made.run(inputs)
+    torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
+    assert results[0].is_contiguous()

@@ -10,12 +10,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Axis, Expr, axis, read
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Routine, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution
+from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.thresholds import LIBRARY
 
-from .offers.offer import channels_last
+from .offers.offer import channels_last, has_channels_innermost
+from .select import select
 
 Strides = tuple[Expr, ...]
 
@@ -69,9 +72,12 @@ class _Choice:
 
 def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
     """The graph with all its convolutions done on images whose channels lie innermost, if this is faster in the sum:
-    what `timer` measures of the convolutions, and a copy of each result that leaves the graph."""
+    what `timer` measures of the convolutions, and a copy of each result that leaves the graph. Captured nodes keep
+    their expressions, so that kernels may still take them; images and weights that come from outside are copied first,
+    each once."""
+    selected = select(graph)
     outside = {v for v in graph.inputs if isinstance(v, Value)}
-    choices = [c for op in graph.ops if (c := _choice(op, graph, outside)) is not None]
+    choices = [c for op in selected.ops if (c := _choice(op, selected, outside)) is not None]
     if not choices:
         return graph
     rows = _total(timer.seconds(c.op.call, c.op.inputs, c.rows) for c in choices if c.op.call is not None)
@@ -80,11 +86,9 @@ def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
     leaving = sum(timer.pass_seconds([c.op.output] * 2) for c in choices if c.op.output in required)
     if rows is None or channels is None or channels + leaving >= rows:
         return graph
-    instead = {c.op: replace(c.op, call=c.made) for c in choices}
     constants, layouts = _with_channels_innermost(graph, {c.op.inputs[1] for c in choices})
-    return replace(
-        graph.with_ops([instead.get(op, op) for op in graph.ops]), constants=constants, layouts=layouts
-    )
+    laid = replace(graph, constants=constants, layouts=layouts)
+    return _with_calls(laid, choices, _copies(laid, choices, outside))
 
 
 def _total(times: Iterable[float | None]) -> float | None:
@@ -121,6 +125,61 @@ def _choice(op: Op, graph: Graph, outside: AbstractSet[Value]) -> _Choice | None
     frozen = weight in graph.constants
     mine = (given.get(x) if x in outside else wants[0], wants[1] if frozen else given.get(weight), *rest)
     return _Choice(op, made, (given.get(x), given.get(weight), *rest), mine)
+
+
+def has_few_channels(image: Value) -> bool:
+    """Whether one load of a vector would reach over all channels of an image: then it is read as it lies."""
+    channels = dims.static(image.shape[1])
+    return channels is not None and channels < LIBRARY.min_vector_channels
+
+
+def _copies(graph: Graph, choices: Sequence[_Choice], outside: AbstractSet[Value]) -> dict[Value, Op]:
+    """Kernels that copy what comes from outside and lies otherwise. Images of few channels are read as they lie, and so
+    are their weights."""
+    kernels, fresh = 1 + max((op.kernel for op in graph.ops), default=-1), graph.fresh_id()
+    copies: dict[Value, Op] = {}
+    for c in choices:
+        for v in c.op.inputs[:2] if not has_few_channels(c.op.inputs[0]) else ():
+            lies = graph.layouts[v].strides if v in graph.layouts else dims.dense_strides(v.shape)
+            if v not in outside or v in copies or has_channels_innermost(v.shape, lies):
+                continue
+            n = len(copies)
+            axes = tuple(Axis(f"a{d}", size) for d, size in enumerate(v.shape))
+            expr = TensorExpr(axes, (read(0, list(map(axis, axes)), v.dtype),))
+            made = replace(v, id=fresh + n)
+            copies[v] = Op("channels_last", (v,), (made,), expr=expr, kernel=kernels + n)
+    return copies
+
+
+def _with_calls(graph: Graph, choices: Sequence[_Choice], copies: Mapping[Value, Op]) -> Graph:
+    """The graph with the calls that were chosen, on copies of what comes from outside."""
+    made = {c.op.output: c.made for c in choices}
+    origins = tuple(
+        replace(o, call=made[o.outputs[0]], inputs=_instead(o.inputs, copies))
+        if len(o.outputs) == 1 and o.outputs[0] in made
+        else o
+        for o in graph.origins
+    )
+    nodes = {o.id for o in origins if len(o.outputs) == 1 and o.outputs[0] in made}
+    ops = [
+        replace(op, call=made[op.output], inputs=_instead(op.inputs, copies))
+        if op.call is not None and len(op.outputs) == 1 and op.output in made
+        else replace(op, inputs=_instead(op.inputs, copies))
+        if op.origin in nodes
+        else op
+        for op in graph.ops
+    ]
+    layouts = {op.output: Layout(channels_last(op.output.shape)) for op in copies.values()}
+    return replace(
+        graph,
+        ops=(*copies.values(), *ops),
+        origins=origins,
+        layouts={**graph.layouts, **layouts},
+    )
+
+
+def _instead(inputs: Sequence[Value], copies: Mapping[Value, Op]) -> tuple[Value, ...]:
+    return tuple(copies[v].output if v in copies else v for v in inputs)
 
 
 def _with_channels_innermost(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.offers.offer import channels_last
+from tilewright.library.convolution_layout import has_few_channels
+from tilewright.library.offers.offer import has_channels_innermost
 from tilewright.library.select import is_contraction, live_ops, slides
 from tilewright.tuning.search_limits import PRODUCTS
 
@@ -105,7 +106,8 @@ class _Finder:
         if not all(v.dtype.is_half for v in op.inputs):
             return False
         known = all(dims.static(n) is not None for shape in shapes for n in shape)
-        images = [op.inputs[0], *self.graph.origins[op.origin].outputs[:1]]
+        image, made = op.inputs[0], self.graph.origins[op.origin].outputs[:1]
+        images = made if has_few_channels(image) else (image, *made)
         return known and (
             call.reason == "contraction"
             or (call.reason == "convolution" and all(map(self.is_of_channels, images)))
@@ -114,11 +116,7 @@ class _Finder:
     def is_of_channels(self, image: Value) -> bool:
         """Whether channels lie innermost in an image."""
         layout, shape = self.graph.layouts.get(image), image.shape
-        return (
-            layout is not None
-            and len(shape) == 4
-            and all(map(dims.equal, layout.strides, channels_last(shape)))
-        )
+        return layout is not None and len(shape) == 4 and has_channels_innermost(shape, layout.strides)
 
     def grow(self, seed: Op, taken: set[Op]) -> ProductGroup | None:
         """The largest group with one result that a product and its readers, taken one by one, come by."""

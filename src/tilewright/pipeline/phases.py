@@ -178,14 +178,24 @@ def _select(state: State) -> State:
     )
 
 
-def _fuse_convolutions(state: State) -> State:
+def _lays_channels(state: State) -> bool:
+    """Whether convolutions may be done on images of the other memory format. (In training each pass has a graph of its
+    own, and memory formats are part of what one hands to the other.)"""
     asked = state.request
-    store = Store(default_root(asked.options))
-    timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
-    # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
-    graph = state.graph
-    if not asked.place.lazy_memory:
-        graph = lay_channels_innermost(multiply_patches(graph, timer), timer)
+    called = asked.options.contractions != "inside" and not asked.place.lazy_memory
+    return called and state.target.fused_convolutions and _is_timed(state)
+
+
+def _convolution_timer(state: State) -> ConvolutionTimer:
+    asked = state.request
+    return ConvolutionTimer(
+        state.target, Store(default_root(asked.options)), state.solver.hints, asked.place.device
+    )
+
+
+def _fuse_convolutions(state: State) -> State:
+    asked, timer = state.request, _convolution_timer(state)
+    graph = state.graph if asked.place.lazy_memory else multiply_patches(state.graph, timer)
     # A fused form rounds once.
     return state.with_graph(graph if asked.options.round_intermediates else fuse_convolutions(graph, timer))
 
@@ -261,6 +271,11 @@ def _plan(state: State) -> State:
 PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
+    Phase(
+        "lay_channels",
+        lambda s: s.with_graph(lay_channels_innermost(s.graph, _convolution_timer(s))),
+        _lays_channels,
+    ),
     Phase("attention", _choose_attention, _times_products, shown=lambda s: s.regions),
     Phase("products", _choose_products, _times_products, shown=lambda s: s.products),
     Phase("select", _select),

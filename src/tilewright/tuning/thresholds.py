@@ -163,6 +163,7 @@ class LibraryThresholds:
     max_generated_step_work: int
     work_per_chained_instruction: int
     max_gathering_rows: int
+    min_vector_channels: int
 
 
 LIBRARY = load(LibraryThresholds, "library")

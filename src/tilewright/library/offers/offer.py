@@ -123,6 +123,12 @@ def channels_last(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return (inner[0], inner[-1], *inner[1:-1])
 
 
+def has_channels_innermost(shape: Sequence[Expr], strides: Sequence[Expr]) -> bool:
+    """Whether an image with these strides has its channels innermost; those of dims of size 1 do not matter."""
+    triples = zip(shape, strides, channels_last(shape), strict=True)
+    return all(n is dims.ONE or dims.equal(s, t) for n, s, t in triples)
+
+
 def flushed(weight: Tensor) -> Tensor:
     """The weight with zeros in the place of denormal numbers, if it has some and its largest is 2^64 times larger.
 

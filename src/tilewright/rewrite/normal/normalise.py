@@ -97,14 +97,15 @@ def rules_in_use() -> tuple[ExprRule, ...]:
 
 
 def compose_views(graph: Graph) -> Graph:
-    """Reads of a pure view become reads of what it shows, through the composed access map, where it is not too long.
+    """Reads of a pure view become reads of what it shows, through the composed access map, where it is not too long and
+    no kernel is to copy it.
 
     Library calls and graph outputs keep reading the view itself."""
     views: dict[Value, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
         new = _through_views(op, views)
-        if new.expr is not None and new.expr.is_view():
+        if new.expr is not None and new.expr.is_view() and new.kernel < 0:
             views[new.output] = new
         ops.append(new)
     return graph.with_ops(ops)
