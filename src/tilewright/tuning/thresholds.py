@@ -103,6 +103,7 @@ class MomentThresholds:
 
     max_row_part_elements: int
     min_column_part_rows: int
+    min_run_elements: int
     min_unsplit_rows_per_core: int
     part_multiple: int
 

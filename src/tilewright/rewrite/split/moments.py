@@ -18,14 +18,14 @@ is closer (`origins`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.analysis.moments import is_sum
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, read, substitute, walk
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
@@ -84,7 +84,7 @@ def split_moments(
             continue
         fresh = graph.with_ops(ops).fresh_id()
         tried = _in_parts(pair, inside, fresh, SPLIT_MOMENTS.min_unsplit_rows_per_core * cores, hints)
-        new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
+        new = _best(pair, tried, inside, price, least)
         if new is None:
             continue
         at = ops.index(pair.first)
@@ -100,17 +100,18 @@ def split_moments(
 def _best(
     pair: _Pair,
     tried: Sequence[_Split],
-    before: tuple[Op, ...],
-    layouts: Mapping[Value, Layout],
+    inside: Inside,
     price: Price,
     least: Least,
 ) -> _Split | None:
-    """The fastest way of those `tried`, None if two reductions are faster; each with the pointwise ops `before`."""
+    """The fastest way of those `tried`, None if two reductions are faster; each with the pointwise ops before."""
     if not tried:
         return None
+    layouts, before = inside.layouts, inside.before(pair.first)
     ways = [(new, seconds_of(new.kernels(pair, before), layouts, price)) for new in tried]
     together = Kernel((*before, pair.first, pair.second), (*pair.first.outputs, *pair.second.outputs))
-    apart = least(pair.first, before) + least(pair.second, before)
+    second = inside.before_in_other_order(pair.second)
+    apart = least(pair.first, before) + least(pair.second, second or before)
     return fastest(ways, min(apart, seconds_of([together], layouts, price)))
 
 
@@ -175,8 +176,8 @@ def _divides(mean: Expr, first: Op) -> bool:
 
 
 def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHints) -> list[_Split]:
-    """Ways to have both over parts, and the merge of these; for rows that lie along memory none if there are
-    `most` or if there is one part only."""
+    """Ways to have both over parts, and the merge of these; for rows that lie along memory, in long runs, none if there
+    are `most` or if there is one part only."""
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
@@ -184,7 +185,7 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHin
     x = substitute(expr.body[0], joined)
     moved = [substitute(o, joined) for o in offsets]
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
-    if along is None:
+    if along is None or hints.estimate(along.extent) < SPLIT_MOMENTS.min_run_elements:
         near = max(reduce, key=lambda a: hints.estimate(a.extent))
         rest = tuple(a for a in reduce if a != near)
         rows = hints.estimate(near.extent)

@@ -34,13 +34,15 @@ def split_reductions(
 
     def halves(op: Op, times: float = 1) -> tuple[Op, Op] | None:
         """The fastest halves, None if none are `times` as fast as the whole."""
-        ways = [(h, _alone(*h)) for h in list_splits(op, fresh, target, policy, hints, inside)]
-        unsplit = Kernel((op,), op.outputs)
-        return fastest_split(unsplit, ways, graph.layouts, price, times) if ways else None
+        ways = list_splits(op, fresh, target, policy, hints, inside)
+        before = inside.before_in_other_order(op) if ways else ()
+        priced = [((a, b), _alone((*before, a), (b,))) for a, b in ways]
+        unsplit = Kernel((*before, op), op.outputs)
+        return fastest_split(unsplit, priced, graph.layouts, price, times) if ways else None
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
         first, *merge = halves(op) or (op,)
-        return seconds_of([Kernel((*before, first), first.outputs), *_alone(*merge)], graph.layouts, price)
+        return seconds_of(_alone((*before, first), *((op,) for op in merge)), graph.layouts, price)
 
     fresh, inside = graph.fresh_id(), Inside(graph, hints)
     parts: frozenset[Op] = frozenset()
@@ -59,8 +61,9 @@ def split_reductions(
     return graph.with_ops(ops)
 
 
-def _alone(*ops: Op) -> list[Kernel]:
-    return [Kernel((op,), op.outputs) for op in ops]
+def _alone(*groups: Sequence[Op]) -> list[Kernel]:
+    """A kernel of each group, which stores what its last op makes."""
+    return [Kernel(tuple(ops), ops[-1].outputs) for ops in groups]
 
 
 def list_splits(

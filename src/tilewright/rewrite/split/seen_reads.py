@@ -6,11 +6,11 @@ over one long axis: it has as many parts as a machine wants, whatever n is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
-from tilewright.ir.graph import Graph, Op
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.region import renumber_reads
 from tilewright.tuning.search_limits import MASK_SEARCH
@@ -70,6 +70,23 @@ class Inside:
             fresh = [o for o in makers if o is not None and o not in found and _is_pointwise(o)]
             todo += ([(at, True)] if at is not op else []) + [(o, False) for o in fresh]
         return tuple(found)
+
+    def before_in_other_order(self, op: Op) -> tuple[Op, ...]:
+        """The pointwise ops that `op` is computed from, if memory that they read lies in another order than densely:
+        what the reduction costs then shows with them only, since their own results would lie densely."""
+        return self.before(op) if any(not self._is_dense(v) for v in self._read_behind(op)) else ()
+
+    def _is_dense(self, v: Value) -> bool:
+        layout = self.layouts.get(v)
+        return layout is None or all(map(dims.equal, layout.strides, dims.dense_strides(v.shape)))
+
+    def _read_behind(self, op: Op) -> Iterator[Value]:
+        """The values in memory that `op` reads, through the pointwise ops before it."""
+        for at in (op, *self.before(op)):
+            for v in at.inputs:
+                p = self.producer.get(v.id)
+                if p is None or not _is_pointwise(p):
+                    yield v
 
     def are_halves(self, op: Op) -> bool:
         """Whether the elements of `op` are numbers in half precision."""
