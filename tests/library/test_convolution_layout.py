@@ -64,9 +64,11 @@ def test_all_of_them_are_if_that_is_faster(frozen: bool) -> None:
     for op in made:
         assert op.call is not None and op.call.strides == (channels_last(op.output.shape),)
         assert op.call.wants[:2] == tuple(channels_last(v.shape) for v in op.inputs[:2])
-    first, last = (laid for of_channels, laid in timer.asked if of_channels)
-    assert first[0] is None or first[0] != channels_last(made[0].inputs[0].shape), "an image comes as it is"
-    assert last[0] == channels_last(made[1].inputs[0].shape), "what a kernel makes lies as it is wanted"
+    for op, laid in zip(made, (laid for of_channels, laid in timer.asked if of_channels), strict=True):
+        assert op.call is not None and tuple(laid) == op.call.wants, "timed on what a kernel makes or copies"
+    image, *_ = (v for v in graph.inputs if isinstance(v, Value))
+    (copy,) = (op for op in graph.ops if op.inputs == (image,))
+    assert copy.kernel >= 0 and graph.layouts[copy.output].strides == channels_last(image.shape)
     for v, held in graph.constants.items():
         if isinstance(held, Tensor) and held.dim() == 4:
             assert graph.layouts[v].strides == channels_last(v.shape)

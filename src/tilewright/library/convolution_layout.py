@@ -72,9 +72,8 @@ class _Choice:
 
 def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
     """The graph with all its convolutions done on images whose channels lie innermost, if this is faster in the sum:
-    what `timer` measures of the convolutions, and a copy of each result that leaves the graph. Captured nodes keep
-    their expressions, so that kernels may still take them; images and weights that come from outside are copied first,
-    each once."""
+    what `timer` measures of the convolutions, and copies of what comes from outside and of each result that leaves the
+    graph. Captured nodes keep their expressions, so that kernels may still take them."""
     selected = select(graph)
     outside = {v for v in graph.inputs if isinstance(v, Value)}
     choices = [c for op in selected.ops if (c := _choice(op, selected, outside)) is not None]
@@ -82,13 +81,14 @@ def lay_channels_innermost(graph: Graph, timer: CallTimer) -> Graph:
         return graph
     rows = _total(timer.seconds(c.op.call, c.op.inputs, c.rows) for c in choices if c.op.call is not None)
     channels = _total(timer.seconds(c.made, c.op.inputs, c.channels) for c in choices)
-    required = graph.kept()
-    leaving = sum(timer.pass_seconds([c.op.output] * 2) for c in choices if c.op.output in required)
-    if rows is None or channels is None or channels + leaving >= rows:
-        return graph
     constants, layouts = _with_channels_innermost(graph, {c.op.inputs[1] for c in choices})
-    laid = replace(graph, constants=constants, layouts=layouts)
-    return _with_calls(laid, choices, _copies(laid, choices, outside))
+    laid, required = replace(graph, constants=constants, layouts=layouts), graph.kept()
+    copies = _copies(laid, choices, outside)
+    copied = [*copies, *(c.op.output for c in choices if c.op.output in required)]
+    passes = sum(timer.pass_seconds([v, v]) for v in copied)
+    if rows is None or channels is None or channels + passes >= rows:
+        return graph
+    return _with_calls(laid, choices, copies)
 
 
 def _total(times: Iterable[float | None]) -> float | None:
@@ -121,10 +121,9 @@ def _choice(op: Op, graph: Graph, outside: AbstractSet[Value]) -> _Choice | None
         call, function=routine, args=call.args[:3], kwargs=(), strides=(channels_last(task.shape),), wants=wants,
         lies=(), seen=(), reuses=-1,
     )  # fmt: skip
-    given = {v: graph.layouts[v].strides for v in (x, weight) if v in graph.layouts}
-    frozen = weight in graph.constants
-    mine = (given.get(x) if x in outside else wants[0], wants[1] if frozen else given.get(weight), *rest)
-    return _Choice(op, made, (given.get(x), given.get(weight), *rest), mine)
+    given = tuple(graph.layouts[v].strides if v in graph.layouts else None for v in (x, weight))
+    as_it_lies = x in outside and has_few_channels(x) and weight not in graph.constants
+    return _Choice(op, made, (*given, *rest), (*given, *rest) if as_it_lies else wants)
 
 
 def has_few_channels(image: Value) -> bool:

@@ -96,7 +96,7 @@ class _Finder:
 
     def starts(self, op: Op) -> bool:
         """Whether an op is a product of halves in a node that a library would call for it; a convolution if images have
-        their channels innermost, before and behind it."""
+        their channels innermost, before and behind it, or if its windows are single places."""
         if op.kernel >= 0 or op.origin < 0 or op not in self.live:
             return False
         call = self.graph.origins[op.origin].call
@@ -106,8 +106,8 @@ class _Finder:
         if not all(v.dtype.is_half for v in op.inputs):
             return False
         known = all(dims.static(n) is not None for shape in shapes for n in shape)
-        image, made = op.inputs[0], self.graph.origins[op.origin].outputs[:1]
-        images = made if has_few_channels(image) else (image, *made)
+        (image, weight), made = op.inputs[:2], self.graph.origins[op.origin].outputs[:1]
+        images = () if _is_of_places(weight) else made if has_few_channels(image) else (image, *made)
         return known and (
             call.reason == "contraction"
             or (call.reason == "convolution" and all(map(self.is_of_channels, images)))
@@ -237,6 +237,11 @@ class _Finder:
             before = [p for v in op.inputs if (p := self.producer.get(v)) is not None and p in self.live]
             op = before[0] if len(before) == 1 else None
         return None
+
+
+def _is_of_places(weight: Value) -> bool:
+    """Whether the windows of a convolution with this weight are single places."""
+    return all(n is dims.ONE for n in weight.shape[2:])
 
 
 def _size(op: Op) -> int:

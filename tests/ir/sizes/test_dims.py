@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Axis, Expr, Symbol, axis, integer, make, symbol, walk
+from tilewright.ir.expr import Axis, Expr, Symbol, axis, integer, make, substitute, symbol, walk
 from tilewright.ir.sizes import dims
 
 N = symbol("n", 2)
@@ -218,3 +218,25 @@ def test_dense_strides_are_torchs(size: int):
 def test_unprovable_division_stays_as_it_is():
     a = make("mod", (AXES[0], dims.sub(N, M)), i64)
     assert dims.mod(AXES[0], dims.sub(N, M)) is a
+
+
+def test_digits_of_one_number_are_joined() -> None:
+    """`x % n + n * (x // n % m)` is `x % (n * m)`; not where a digit is missing, or of another number."""
+    x, y = (axis(Axis(name, integer(4096))) for name in "xy")
+    low, middle, high = (
+        dims.mod(dims.floordiv(x, integer(d)), integer(m)) for d, m in ((1, 2), (2, 16), (32, 32))
+    )
+    joined = dims.add(low, dims.mul(middle, integer(2)), dims.mul(high, integer(32)))
+    assert joined is dims.mod(x, integer(1024))
+    assert dims.add(dims.mul(low, y), dims.mul(middle, integer(2), y)) is dims.mul(
+        dims.mod(x, integer(32)), y
+    )
+    kept = {
+        dims.add(low, dims.mul(high, integer(32))): lambda a: a % 2 + 32 * (a // 32 % 32),
+        dims.add(low, dims.mul(middle, integer(3))): lambda a: a % 2 + 3 * (a // 2 % 16),
+        dims.add(dims.mod(y, integer(2)), dims.mul(middle, integer(2))): lambda a: 1 + 2 * (a // 2 % 16),
+        joined: lambda a: a % 1024,
+    }
+    for e, plain in kept.items():
+        for a in range(0, 4096, 7):
+            assert dims.evaluate(substitute(e, {x: integer(a), y: integer(5)}), {}) == plain(a)

@@ -15,7 +15,7 @@ from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, Symbol, integer, leaves, make, register_index
 from tilewright.tuning.search_limits import EXPRESSIONS
 
-from . import host
+from . import host, linear_form
 from .linear_form import (
     Linear,
     Monomial,
@@ -29,6 +29,7 @@ from .linear_form import (
     may_wrap,
     monomial_of,
     needs_bound,
+    next_digit,
     product_of,
     quotient_of,
     shifted_nonnegative,
@@ -37,7 +38,7 @@ from .linear_form import (
     sum_of,
 )
 
-evaluate = host.evaluate
+evaluate, symbols_of, divisible = host.evaluate, host.symbols_of, linear_form.divisible
 
 ZERO, ONE = integer(0), integer(1)
 _EXTREMA = ("maximum", "minimum")
@@ -70,7 +71,8 @@ def from_linear(form: Linear) -> Expr:
 
 
 def _joined(form: Linear) -> Linear:
-    """`c*(r % b) + c*b*(r // b)` is `c*r`: splitting an index and merging it again leaves no trace."""
+    """`c*(r % b) + c*b*(r // b)` is `c*r`, and `c*(r % b) + c*b*(r // b % d)` is `c*(r % (b*d))`: splitting an index
+    and merging it again leaves no trace."""
     for m in [m for m in form if any(atom.op == "mod" for atom in m)]:
         for k, atom in enumerate(m):
             if atom.op != "mod":
@@ -82,6 +84,12 @@ def _joined(form: Linear) -> Linear:
                 joined = sum_of(sum_of(form, quotient, -1), product_of(rest, {(atom,): 1}), -1)
                 joined = sum_of(joined, product_of(rest, linear(r)), 1)
                 return _joined(joined) if is_short(joined) else form
+            size = static(b)
+            digit = next_digit(form, rest, floordiv(r, b), size) if size is not None and size > 0 else None
+            if digit is not None:
+                others = {x: c for x, c in form.items() if x not in (m, digit.term)}
+                whole = product_of(rest, linear(mod(r, mul(b, integer(digit.values)))))
+                return _joined(sum_of(others, whole, 1))
     return form
 
 
@@ -448,11 +456,6 @@ def static(e: Expr) -> int | None:
     return e.value if e.op == "const" and isinstance(e.value, int) else None
 
 
-def divisible(e: Expr, by: int) -> bool:
-    """Whether `by` is proved to divide `e`."""
-    return all(c % by == 0 for c in linear(e).values())
-
-
 @lru_cache(EXPRESSIONS.memo_results)
 def coefficient(e: Expr, of: Expr) -> Expr | None:
     """The factor of `of` in `e` if `e` is affine in it (0 if absent), else None."""
@@ -465,11 +468,6 @@ def coefficient(e: Expr, of: Expr) -> Expr | None:
             assert q is not None
             form[q] = c
     return from_linear(form)
-
-
-def symbols_of(e: Expr) -> list[Expr]:
-    """The size symbols of `e` in order of first use."""
-    return leaves(e, "symbol")
 
 
 def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import Axis, Expr, Symbol
+from tilewright.ir.expr import Axis, Expr, Symbol, leaves
 
 Number = int | float | bool
 
@@ -85,3 +85,8 @@ def evaluate(e: Expr, values: Mapping[str, int]) -> int:
 
 _INTEGER_OPS = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
 """Operations of integers whose arguments may be axes."""
+
+
+def symbols_of(e: Expr) -> list[Expr]:
+    """The size symbols of `e` in order of first use."""
+    return leaves(e, "symbol")

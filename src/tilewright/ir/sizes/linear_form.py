@@ -307,6 +307,28 @@ def product_of(a: Linear, b: Linear) -> Linear:
     return out
 
 
+class Digit(NamedTuple):
+    """The term of a form that has a digit of a number, and how many values that has."""
+
+    term: Monomial
+    values: int
+
+
+def next_digit(form: Linear, lower: Linear, quotient: Expr, size: int) -> Digit | None:
+    """The digit of the `quotient` beside one of `size` values that `lower`, a single term, is multiplied with: the term
+    that has `size` times as much of `quotient % count`. None if there is none."""
+    ((others, c),) = lower.items()
+    for n, d in form.items():
+        if d != c * size:
+            continue
+        for j, atom in enumerate(n):
+            if atom.op == "mod" and atom.args[0] is quotient and n[:j] + n[j + 1 :] == others:
+                count = atom.args[1].value if atom.args[1].op == "const" else None
+                if isinstance(count, int) and count > 0:
+                    return Digit(n, count)
+    return None
+
+
 def monomial_of(e: Expr) -> tuple[Monomial, int] | None:
     """The one monomial that an expression is, with its coefficient; None if it is no single one."""
     form = linear(e)
@@ -387,3 +409,8 @@ def shifted_nonnegative(form: Linear, bound: int) -> bool:
                 high *= value.high - value.low
             constant += c * high
     return constant >= 0
+
+
+def divisible(e: Expr, by: int) -> bool:
+    """Whether `by` is proved to divide `e`."""
+    return all(c % by == 0 for c in linear(e).values())
