@@ -57,8 +57,9 @@ def groups(body: Callable[[Net, Tensor], object], **options: object) -> list[lis
             [["matmul", "bias", "silu", "matmul", "bias", "mul"]],
         ),
         (lambda m, x: m.a(x).transpose(0, 1).contiguous(), [["matmul", "bias", "copy"]]),
+        (lambda m, x: m.a(x) * m.c.bias[:1].exp().cos(), [["matmul", "bias", "exp", "cos", "mul"]]),
     ],
-    ids=["bare", "gelu", "residual", "read twice", "gated", "copied"],
+    ids=["bare", "gelu", "residual", "read twice", "gated", "copied", "small producers"],
 )
 def test_what_stands_behind_a_product_joins_it(
     body: Callable[[Net, Tensor], object], expected: list[list[str]]

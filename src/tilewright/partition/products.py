@@ -195,18 +195,14 @@ class _Finder:
     def small_producers(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
         """Pointwise ops on little that only these ops read: scale and shift of a batch norm."""
         found: set[Op] = set()
-        todo = list(more)
+        todo, most = list(more), max(map(_size, more))
         while todo:
             op = todo.pop()
             for p in (self.producer.get(v) for v in op.inputs):
                 inside = own | more | found
                 if p is None or p in inside or p in taken or p.kernel >= 0 or p not in self.live:
                     continue
-                if (
-                    p.expr is None
-                    or not p.expr.is_pointwise
-                    or _size(p) * PRODUCTS.min_times_smaller > _size(op)
-                ):
+                if p.expr is None or not p.expr.is_pointwise or _size(p) * PRODUCTS.min_times_smaller > most:
                     continue
                 if all(v not in self.kept and set(self.readers.get(v, ())) <= inside for v in p.outputs):
                     found.add(p)
