@@ -76,6 +76,21 @@ def test_all_of_them_are_if_that_is_faster(frozen: bool) -> None:
     agrees(graph, module, (x,), *(() if frozen else (p.detach() for p in module.parameters())))
 
 
+def test_copies_of_equal_shapes_share_a_kernel() -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = (nn.Conv2d(8, 8, n, padding=1) for n in (3, 3, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.second(self.first(x)))
+
+    graph = lay_channels_innermost(graph_of(Three(), images()), Timed(0.5))
+    copies = [op for op in graph.ops if op.kernel >= 0]
+    sizes = sorted(str(op.output.shape[2:]) for op in copies)
+    assert len(copies) == 4 and len({op.kernel for op in copies}) == 3, sizes
+
+
 @pytest.mark.parametrize(
     "timer", [Timed(1.0), Timed(None), Timed(0.9, passes=0.3)], ids=["slower", "refused", "copies"]
 )

@@ -15,7 +15,7 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Routine
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution
 from tilewright.ir.tensor import TensorExpr
-from tilewright.tuning.thresholds import LIBRARY
+from tilewright.tuning.thresholds import LIBRARY, PARTITION
 
 from .offers.offer import channels_last, has_channels_innermost
 from .select import select
@@ -133,21 +133,34 @@ def has_few_channels(image: Value) -> bool:
 
 
 def _copies(graph: Graph, choices: Sequence[_Choice], outside: AbstractSet[Value]) -> dict[Value, Op]:
-    """Kernels that copy what comes from outside and lies otherwise. Images of few channels are read as they lie, and so
-    are their weights."""
-    kernels, fresh = 1 + max((op.kernel for op in graph.ops), default=-1), graph.fresh_id()
-    copies: dict[Value, Op] = {}
-    for c in choices:
-        for v in c.op.inputs[:2] if not has_few_channels(c.op.inputs[0]) else ():
-            lies = graph.layouts[v].strides if v in graph.layouts else dims.dense_strides(v.shape)
-            if v not in outside or v in copies or has_channels_innermost(v.shape, lies):
-                continue
-            n = len(copies)
-            axes = tuple(Axis(f"a{d}", size) for d, size in enumerate(v.shape))
-            expr = TensorExpr(axes, (read(0, list(map(axis, axes)), v.dtype),))
-            made = replace(v, id=fresh + n)
-            copies[v] = Op("channels_last", (v,), (made,), expr=expr, kernel=kernels + n)
-    return copies
+    """What copies values from outside that lie otherwise; those of equal shapes share a kernel. Images of few channels
+    are read as they lie, and so are their weights."""
+    read_otherwise = dict.fromkeys(
+        v
+        for c in choices
+        for v in c.op.inputs[:2]
+        if v in outside and not has_few_channels(c.op.inputs[0]) and not _lies_right(v, graph)
+    )
+    fresh, kernels = graph.fresh_id(), 1 + max((op.kernel for op in graph.ops), default=-1)
+    alike: dict[object, list[Value]] = {}
+    for v in read_otherwise:
+        alike.setdefault((v.shape, graph.layouts.get(v)), []).append(v)
+    most = PARTITION.max_kernel_ops
+    groups = [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
+    numbered = [(v, kernels + n) for n, group in enumerate(groups) for v in group]
+    return {v: _copy(v, fresh + n, kernel) for n, (v, kernel) in enumerate(numbered)}
+
+
+def _lies_right(v: Value, graph: Graph) -> bool:
+    strides = graph.layouts[v].strides if v in graph.layouts else dims.dense_strides(v.shape)
+    return has_channels_innermost(v.shape, strides)
+
+
+def _copy(v: Value, number: int, kernel: int) -> Op:
+    """The op that copies a value, in its own kernel: no reader looks through it, as through a view."""
+    axes = tuple(Axis(f"a{d}", size) for d, size in enumerate(v.shape))
+    expr = TensorExpr(axes, (read(0, list(map(axis, axes)), v.dtype),))
+    return Op("channels_last", (v,), (replace(v, id=number),), expr=expr, kernel=kernel)
 
 
 def _with_calls(graph: Graph, choices: Sequence[_Choice], copies: Mapping[Value, Op]) -> Graph:
