@@ -190,3 +190,12 @@ def test_convolutions_of_images_whose_columns_lie_innermost(channels: int, copie
     results, _ = made.run(inputs)
     torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
     assert results[0].is_contiguous()
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_a_choice_that_fails_costs_speed_alone(clock: Clock) -> None:
+    run, shapes = PROGRAMS["mlp"]
+    wrong = mock.patch("tilewright.pipeline.phases.choose_products", side_effect=KeyError("x"))
+    with wrong, pytest.warns(RuntimeWarning, match="phase 'products' failed and is left out"):
+        with pytest.raises(AssertionError, match="a library call is left"):
+            compiled(run, [halves(*shape) for shape in shapes], contractions="modelled")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,16 +51,35 @@ from .prices import choose_region_kernels
 from .products import choose_products
 from .state import Request, State
 
+LOG = logging.getLogger("tilewright")
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One step of compilation: `run` where it is `needed`. What is `shown` of the state that it gives goes into the
-    trace; nothing does of a phase that records its own parts."""
+    trace; nothing does of a phase that records its own parts. One that only makes a graph `faster` is left out where it
+    fails."""
 
     name: str
     run: Callable[[State], State]
     needed: Callable[[State], bool] = lambda state: True
     shown: Callable[[State], object] | None = lambda state: state.graph
+    faster: bool = False
+
+    def tried(self, state: State) -> State:
+        """The state behind this phase."""
+        try:
+            return self.run(state)
+        except Exception as error:
+            if not self.faster:
+                raise
+            LOG.info("phase %s failed", self.name, exc_info=True)
+            told = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"phase {self.name!r} failed and is left out, results are right without it: {told}",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+            return state
 
 
 def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = None) -> State:
@@ -99,9 +120,9 @@ def run_phases(state: State, phases: Sequence[Phase]) -> State:
             continue
         before, record = state, state.request.recorder
         if phase.shown is None:
-            state = phase.run(before)
+            state = phase.tried(before)
         else:
-            state = record(phase.name, lambda phase=phase, before=before: phase.run(before), phase.shown)
+            state = record(phase.name, lambda phase=phase, before=before: phase.tried(before), phase.shown)
         for check in tuple(_CHECKS):
             check(phase.name, state)
     return state
@@ -275,9 +296,10 @@ PHASES: tuple[Phase, ...] = (
         "lay_channels",
         lambda s: s.with_graph(lay_channels_innermost(s.graph, _convolution_timer(s))),
         _lays_channels,
+        faster=True,
     ),
-    Phase("attention", _choose_attention, _times_products, shown=lambda s: s.regions),
-    Phase("products", _choose_products, _times_products, shown=lambda s: s.products),
+    Phase("attention", _choose_attention, _times_products, lambda s: s.regions, faster=True),
+    Phase("products", _choose_products, _times_products, lambda s: s.products, faster=True),
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),
