@@ -98,8 +98,16 @@ def test_what_waits_or_is_needed_stays_outside(
     assert groups(body) == expected
 
 
-def test_products_of_singles_and_of_unknown_sizes_are_the_librarys() -> None:
+def test_products_of_singles_are_the_librarys() -> None:
     assert groups(lambda m, x: F.gelu(m.a(x)), dtype=torch.float32) == []
+
+
+def test_rows_may_be_unknown_but_not_what_is_summed() -> None:
     module, x = Net(lambda m, x: F.gelu(m.a(x))).half(), torch.randn(4, 3, 16).half()
     graph = normalise(captured(module, (x,), frozen=False, dynamic=[[True, False, False]]))
-    assert find_products(graph) == []
+    (group,) = find_products(graph)
+    assert [op.name for op in group.region.ops] == ["matmul", "bias", "gelu"]
+    module = Net(lambda m, x: x.mT @ m.a(x)).half()
+    graph = normalise(captured(module, (x,), frozen=False, dynamic=[[False, True, False]]))
+    (group,) = find_products(graph)
+    assert [op.name for op in group.region.ops] == ["matmul", "bias"]

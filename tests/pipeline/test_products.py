@@ -150,6 +150,20 @@ def test_a_second_process_measures_nothing(clock: Clock, tmp_path: Path) -> None
     assert [str(k.schedule) for k in again.kernels] == [str(k.schedule) for k in first.kernels]
 
 
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_rows_that_are_not_known(clock: Clock) -> None:
+    """One kernel for all of them."""
+    torch.manual_seed(0)
+    run, shapes = PROGRAMS["mlp"]
+    x, *weights = (halves(*shape) for shape in shapes)
+    made = compiled(run, [x, *weights], [(0,), (), (), ()], contractions="modelled")
+    assert clock.asked and len(made.kernels) == 2 and not any(k.buckets for k in made.kernels)
+    for rows in (40, 7, 130):
+        given = [halves(rows, 64), *weights]
+        results, _ = made.run(given)
+        torch.testing.assert_close(results[0], run(*given), rtol=4e-3, atol=4e-3)
+
+
 class ChannelsAreFaster:
     """In the place of a timer of convolutions."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
 from unittest import mock
 
 import pytest
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from tests.support.normal_graph import Function
 from torch import Tensor
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.library.select import select
@@ -76,10 +79,10 @@ def right(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(F.linear(x, w))
 
 
-def ways() -> tuple[Way, Way]:
+def ways(dynamic: Sequence[int] = ()) -> tuple[Way, Way]:
     """With a call for the product, and with a kernel."""
     x, w = torch.randn(8, 24), torch.randn(16, 24)
-    graph = normalise(from_fx(trace(Function(right), (x, w), [(), ()]).gm))
+    graph = normalise(from_fx(trace(Function(right), (x, w), [dynamic, ()]).gm))
     solver = Solver(host_target(), Options())
     library, ours = (partition(g, solver.price, solver.hints) for g in (normalise(select(graph)), graph))
     return Way(library), Way(ours)
@@ -120,6 +123,26 @@ def test_a_contest_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFi
 
     assert ReplayTrial(builder(), "cpu", clock)([[library], [ours]]) == [[None], [1.0]]
     assert "out of memory" in caplog.text
+
+
+@pytest.mark.parametrize(("slow_rows", "told"), [((), 0.5), ((64,), None), ((1,), None), ((8,), 2.0)])
+def test_what_is_slower_at_other_sizes_is_not_taken(slow_rows: Sequence[int], told: float | None) -> None:
+    """Where rows are not known: at the typical number, and at an eighth and eight times of it."""
+    asked: list[int] = []
+
+    def clock(run: Callable[[], object]) -> float:
+        (made,) = cast("list[Tensor]", run())
+        asked.append(len(made))
+        ours = asked.count(len(made)) > 1
+        return 1.0 if not ours else 2.0 if len(made) in slow_rows else 0.5
+
+    library, ours = ways(dynamic=(0,))
+    (rows,) = library.cover.graph.symbols()
+    solver = Solver(host_target(), Options(), hints=SizeHints({repr(rows): 8}))
+    trial = ReplayTrial(replace(builder(), solver=solver), "cpu", clock)
+    ((first, second),) = trial([[library, ours]])
+    assert first == 1.0 and second == told
+    assert asked[:2] == [8, 8] and set(asked) <= {1, 8, 64}
 
 
 def test_no_clock_decides_where_results_are_to_be_the_same_each_time() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
@@ -62,10 +63,11 @@ class ChosenProducts:
     products: tuple[ChosenProduct, ...] = ()
 
 
-def find_products(graph: Graph) -> list[ProductGroup]:
-    """The groups of a graph whose views are composed; no op is in two, nor has it a kernel yet. Sizes are known. The
-    layouts of the graph are those of all values, as they would lie with calls for products."""
-    finder = _Finder(graph)
+def find_products(graph: Graph, hints: SizeHints = NO_HINTS) -> list[ProductGroup]:
+    """The groups of a graph whose views are composed; no op is in two, nor has it a kernel yet. Sizes of what is summed
+    are known, others are weighed at `hints`. The layouts of the graph are those of all values, as they would lie with
+    calls for products."""
+    finder = _Finder(graph, hints)
     found: list[ProductGroup] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -80,8 +82,8 @@ def find_products(graph: Graph) -> list[ProductGroup]:
 class _Finder:
     """Grows groups from their products; `readers` are the live ones."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.regions = graph, Regions(graph)
+    def __init__(self, graph: Graph, hints: SizeHints) -> None:
+        self.graph, self.regions, self.hints = graph, Regions(graph), hints
         live = live_ops(graph)
         self.readers: dict[Value, list[Op]] = {}
         for op in graph.ops:
@@ -102,10 +104,9 @@ class _Finder:
         call = self.graph.origins[op.origin].call
         if call is None or not (is_contraction(op) or slides(op, call)):
             return False
-        shapes = [v.shape for v in (*op.inputs, *op.outputs)]
-        if not all(v.dtype.is_half for v in op.inputs):
+        if op.expr is None or not all(v.dtype.is_half for v in op.inputs):
             return False
-        known = all(dims.static(n) is not None for shape in shapes for n in shape)
+        known = all(dims.static(a.extent) is not None for a in op.expr.reduce)
         (image, weight), made = op.inputs[:2], self.graph.origins[op.origin].outputs[:1]
         images = () if _is_of_places(weight) else made if has_few_channels(image) else (image, *made)
         return known and (
@@ -195,19 +196,27 @@ class _Finder:
     def small_producers(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
         """Pointwise ops on little that only these ops read: scale and shift of a batch norm."""
         found: set[Op] = set()
-        todo, most = list(more), max(map(_size, more))
+        todo, most = list(more), max(map(self.size, more))
         while todo:
             op = todo.pop()
             for p in (self.producer.get(v) for v in op.inputs):
                 inside = own | more | found
                 if p is None or p in inside or p in taken or p.kernel >= 0 or p not in self.live:
                     continue
-                if p.expr is None or not p.expr.is_pointwise or _size(p) * PRODUCTS.min_times_smaller > most:
+                if (
+                    p.expr is None
+                    or not p.expr.is_pointwise
+                    or self.size(p) * PRODUCTS.min_times_smaller > most
+                ):
                     continue
                 if all(v not in self.kept and set(self.readers.get(v, ())) <= inside for v in p.outputs):
                     found.add(p)
                     todo.append(p)
         return found
+
+    def size(self, op: Op) -> int:
+        """Elements of the largest result of an op."""
+        return max(self.hints.estimate(v.numel) for v in op.outputs)
 
     def would_wait(self, more: set[Op], own: set[Op]) -> bool:
         """Whether ops read, beside what a group and they make, something that depends on the group."""
@@ -238,10 +247,6 @@ class _Finder:
 def _is_of_places(weight: Value) -> bool:
     """Whether the windows of a convolution with this weight are single places."""
     return all(n is dims.ONE for n in weight.shape[2:])
-
-
-def _size(op: Op) -> int:
-    return max(dims.static(dims.prod(v.shape)) or 0 for v in op.outputs)
 
 
 def _is_plain(op: Op, seed: Op, graph: Graph) -> bool:

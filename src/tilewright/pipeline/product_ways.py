@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel
@@ -146,14 +147,14 @@ def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
     return [*by[: count - few], *without[:few]]
 
 
-def tasks_of(graph: Graph, improve: Rewrite) -> list[ProductTask]:
-    """The groups, those together that are equal."""
+def tasks_of(graph: Graph, improve: Rewrite, hints: SizeHints) -> list[ProductTask]:
+    """The groups, those together that are equal; what is not known of sizes is weighed at `hints`."""
     selected = select(graph)
     if all(op.call is None for op in selected.ops):
         return []
     graph = replace(graph, layouts=choose_layouts(selected))  # with those of what calls make
     found: dict[str, list[ProductGroup]] = {}
-    for group in find_products(graph):
+    for group in find_products(graph, hints):
         found.setdefault(task_of(group.region.graph(graph)), []).append(group)
     made: list[ProductTask] = []
     for key, alike in found.items():

@@ -52,7 +52,7 @@ def choose_products(
         return ChosenProducts(graph)
     solver, cache = builder.solver, builder.decisions
     normal = normalise(graph)
-    tasks = tasks_of(normal, improve)
+    tasks = tasks_of(normal, improve, solver.hints)
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)

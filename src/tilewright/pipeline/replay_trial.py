@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import TilewrightError
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
@@ -25,7 +26,7 @@ from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .build import Builder, Clock, Kernels, Refused, number_kernels
+from .build import Builder, Clock, Kernels, Refused, names_of, number_kernels
 from .executables import executable
 from .state import Made
 from .trial import random_operand
@@ -81,10 +82,31 @@ class ReplayTrial:
 
     def fits(self, ways: Contest) -> bool:
         """Whether memory can be spared for two sets of what they read and make."""
-        return 2 * self._bytes(ways) <= MODELS.max_timed_region_bytes
+        return 2 * self._bytes(ways, self.builder.hints) <= MODELS.max_timed_region_bytes
 
     def _contest(self, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
-        sets = self._sets(ways)
+        """Seconds at typical sizes. Where sizes may be others, what is faster than the first way there and slower at
+        some of these has none."""
+        found = self._at(self.builder.hints, ways, runs)
+        faster = [w for w, t in zip(ways[1:], found[1:], strict=True) if found[0] and t and t < found[0]]
+        left = faster
+        for hints in self._other_sizes(ways[0]):
+            theirs, *times = self._at(hints, [ways[0], *left], runs) if left else [None]
+            left = [w for w, t in zip(left, times, strict=True) if theirs and t and t <= theirs]
+        return [None if w in faster and w not in left else t for w, t in zip(ways, found, strict=True)]
+
+    def _other_sizes(self, way: Way) -> Iterator[SizeHints]:
+        """Some that all unknown sizes may have as well, as far as their ranges and memory allow."""
+        symbols, hints = way.cover.graph.symbols(), self.builder.hints
+        for factor in PRODUCTS.other_sizes if symbols else ():
+            wanted = {repr(s): max(1, round(hints.estimate(s) * factor)) for s in symbols}
+            other = hints.also(wanted)
+            if 2 * self._bytes([way], other) <= MODELS.max_timed_region_bytes:
+                yield other
+
+    def _at(self, hints: SizeHints, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
+        """Seconds of each at some sizes; None for one whose results are not those of the first."""
+        sets = self._sets(ways, hints)
         found: list[float | None] = []
         expected: list[Result] | None = None
         for way in ways:
@@ -117,10 +139,11 @@ class ReplayTrial:
     def _runs(self, ways: Sequence[Way]) -> Iterator[tuple[Way, Run]]:
         """What runs each way that builds."""
         left = list(ways)
+        symbols = sorted({s for way in ways for s in way.cover.graph.symbols()}, key=repr)
         while True:
             given = {kernel: schedule for way in left for kernel, schedule in way.schedules.items()}
             try:
-                built = replace(self.builder, given=given).built([w.cover for w in left], (), once=True)
+                built = replace(self.builder, given=given).built([w.cover for w in left], symbols, once=True)
                 break
             except Refused as refused:
                 kept = [w for w in left if not set(refused.kernels) & set(w.kernels)]
@@ -128,36 +151,37 @@ class ReplayTrial:
                     raise
                 LOG.info("%d ways do not build: %s", len(left) - len(kept), refused)
                 left = kept
-        yield from self._bound(left, built)
+        yield from self._bound(left, built, names_of(symbols))
 
-    def _bound(self, ways: Sequence[Way], built: Kernels) -> Iterator[tuple[Way, Run]]:
+    def _bound(
+        self, ways: Sequence[Way], built: Kernels, symbols: Sequence[str]
+    ) -> Iterator[tuple[Way, Run]]:
         options = self.builder.solver.options.replace(cuda_graphs=False, verify=False)
         numbers = iter(built.numbers)
         for way in ways:
             kernels = number_kernels(way.cover, [next(numbers) for _ in way.kernels])
-            plan = build_plan(way.cover, kernels).on(self.device)
+            plan = build_plan(way.cover, kernels, symbols).on(self.device)
             yield way, executable(Made(way.cover, plan, built.unit), options)
 
-    def _sets(self, ways: Contest) -> list[dict[Value, Tensor]]:
+    def _sets(self, ways: Contest, hints: SizeHints) -> list[dict[Value, Tensor]]:
         """Sets of operands, so many that those of a run have left the last cache when their turn comes again."""
         cache = self.builder.solver.target.level(MemoryKind.L2)
-        size = max(1, self._bytes(ways))
+        size = max(1, self._bytes(ways, hints))
         count = 1 if cache is None else 1 + -(-PRODUCTS.min_caches_between_turns * cache.capacity // size)
         count = max(1, min(count, PRODUCTS.max_sets, MODELS.max_timed_region_bytes // size))
         laid = _operands(ways)
-        hints, device = self.builder.hints, self.device
         return [
             {
-                v: random_operand(v, layout, hints, device, seed)
+                v: random_operand(v, layout, hints, self.device, seed)
                 for seed, (v, layout) in enumerate(laid.items())
             }
             for _ in range(count)
         ]
 
-    def _bytes(self, ways: Contest) -> int:
-        """Of all operands and results."""
+    def _bytes(self, ways: Contest, hints: SizeHints) -> int:
+        """Of all operands and results at these sizes."""
         values = {*_operands(ways), *(v for v in ways[0].cover.graph.outputs if isinstance(v, Value))}
-        return sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values)
+        return sum(hints.estimate(v.numel) * v.dtype.bytes for v in values)
 
 
 def agree(expected: Sequence[Result], given: Sequence[Result]) -> bool:

@@ -132,7 +132,9 @@ class Solver:
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
-            made = _Lowered(lower_form(found.form, found.schedule), self._buckets(found))
+            # What a clock found was timed at several sizes, as it is.
+            buckets = () if found is self._preferred(kernel, layouts, key) else self._buckets(found)
+            made = _Lowered(lower_form(found.form, found.schedule), buckets)
             self.lowered[key] = made
         notes = (*self.notes(kernel, layouts), *self._rounding(made.program))
         return Scheduled(

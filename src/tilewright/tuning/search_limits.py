@@ -415,6 +415,8 @@ class ProductLimits:
     """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
     min_caches_between_turns: int = 2
     """How many times the last cache is filled between two turns of a set of operands."""
+    other_sizes: tuple[float, ...] = (0.125, 8.0)
+    """What is timed beside the typical sizes, where some are unknown: as many times as large."""
     max_difference_ratio: float = 0.1
     """Part of the largest element by which a kernel's results differ from the library's at most: sums of half types are
     rounded in another order."""
