@@ -19,6 +19,7 @@ from tilewright.capture.autograd.joint import Builders, Recorder, Runner, throug
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
+from tilewright.capture.torch_declarations import correct_declarations
 from tilewright.pipeline.compiler import (
     COMPILATIONS,
     Compilation,
@@ -68,6 +69,7 @@ def backend(
 
 
 warn_at_recompile_limit(backend)
+correct_declarations()
 
 
 @dataclass(eq=False)

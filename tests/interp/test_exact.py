@@ -252,6 +252,17 @@ def test_what_cannot_be_followed_is_an_error():
         equal(three.a, three.a)
 
 
+@pytest.mark.parametrize("op", ["maximum", "minimum"])
+def test_extrema_of_numbers_with_one_shadow_have_no_order(op: str):
+    """What is added leaves no trace in shadows of 0.2; a kernel may take its maxima in parts."""
+    some = X(from_floats(np.full(A.a.shape, 0.2))) + A * 1e-30
+    others = X(from_floats(np.full(A.a.shape, 0.2))) + B * 1e-30
+    assert np.array_equal(some.a["v"], others.a["v"]) and not equal(some.a, others.a)
+    assert equal(some.of(op, others).a, others.of(op, some).a)
+    turned = "minimum" if op == "maximum" else "maximum"
+    assert equal((-some).of(turned, -others).a, (-some.of(op, others)).a)
+
+
 def test_control_follows_the_shadow_and_float_casts_do_nothing():
     x = rnd(20)
     assert np.array_equal(x.of("lt", 0.0).a, x.a["v"] < 0)

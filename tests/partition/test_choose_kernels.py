@@ -26,6 +26,7 @@ from tilewright.options import Options
 from tilewright.partition import candidates as mapping
 from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
 from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
+from tilewright.partition.cover import partition
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import kernel_prices
 from tilewright.schedule.solver import Solver
@@ -277,6 +278,40 @@ def test_chosen_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) 
         np.testing.assert_allclose(
             np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-9, atol=1e-12
         )
+
+
+def chained(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The sum is an end of the first region; the second one would compute it again."""
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    p = torch.softmax(q @ k.transpose(-1, -2), -1)
+    return torch.relu((p @ v + p @ k) @ q.transpose(-1, -2)).sum(-1)
+
+
+def crossed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each region reads a result of the other."""
+    one, other = torch.exp(q @ k.transpose(-1, -2)), torch.exp(k @ v.transpose(-1, -2))
+    return (one + other.sum(-2, keepdim=True)).sum(-1), (other * one.sum(-2, keepdim=True)).sum(-1)
+
+
+@pytest.mark.parametrize(("run", "count"), [(chained, 2), (crossed, 1)])
+def test_regions_run_one_after_the_other(run: Callable[..., Tensor], count: int) -> None:
+    graph = capture(Case("case", run, ((2, 8, 8),) * 3), False)
+    regions = find_regions(graph, NO_HINTS, anywhere=True)
+    assert len(regions) == count
+    own = {v for region in regions for op in region.own for v in op.outputs}
+    given = {v for region in regions for v in region.outputs}
+    assert not own & {v for region in regions for v in region.inputs} - given
+    prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
+    mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy("inside", 1))
+    mapped.graph.verify()
+    partition(mapped.graph, lambda kernel, layouts=None: 1.0, NO_HINTS)
+
+
+def test_kernels_that_were_chosen_before_keep_their_order() -> None:
+    graph = capture(Case("case", crossed, ((2, 8, 8),) * 3), False)
+    (first,) = find_regions(graph, NO_HINTS, anywhere=True)
+    marked = graph.with_ops([replace(op, kernel=0) if op in first.own else op for op in graph.ops])
+    assert not find_regions(marked, NO_HINTS, anywhere=True)
 
 
 def projected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from tests.partition.graphs import called
 from tests.support.cpp_harness import host_target
 
 from tilewright.analysis.size_hints import NO_HINTS
+from tilewright.errors import VerifyError
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -120,7 +121,7 @@ def test_groups_chosen_before_stand_where_their_ops_allow() -> None:
     made = Order([[1], [2], [3], [], [3]], [(0, 4), (2, 3)])
     first, second = made.group_of[0], made.group_of[3]
     assert made.label[first] < made.label[1] < made.label[second]
-    with pytest.raises(ValueError, match="cycle"):
+    with pytest.raises(VerifyError, match="cycle"):
         Order([[1], [2], []], [(0, 2)])
 
 

@@ -98,6 +98,18 @@ def test_what_waits_or_is_needed_stays_outside(
     assert groups(body) == expected
 
 
+def crossed(m: Net, x: Tensor) -> tuple[Tensor, ...]:
+    """Of either rows one product waits for one of the other rows."""
+    x, wide = x.flatten(0, 1), [layer.weight.t() for layer in (m.a, m.b, m.c)]
+    y = x + 1
+    one, other = x @ wide[0], y @ wide[1]
+    return one, other, torch.addmm(one, y, wide[2]), torch.addmm(other, x, wide[2])
+
+
+def test_siblings_do_not_wait_for_each_other() -> None:
+    assert len(groups(crossed)) == 1
+
+
 def test_products_of_singles_are_the_librarys() -> None:
     assert groups(lambda m, x: F.gelu(m.a(x)), dtype=torch.float32) == []
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from tilewright.analysis.online.find_cascades import Cascade, cascades
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.errors import VerifyError
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
 from tilewright.ir.kernel import Kernel, Note, Price
 from tilewright.options import Contractions
@@ -430,9 +431,14 @@ class _Splicer:
 
 
 def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:
-    """Producers before consumers, otherwise as they stand; copies stand where the results that they lead to did."""
+    """Producers before consumers, otherwise as they stand; copies stand where the results that they lead to did. Raises
+    VerifyError if an op reads what no op makes, or ops wait for each other."""
     place = {v: n for n, op in enumerate(graph.ops) for v in op.outputs}
     maker = {v: n for n, op in enumerate(ops) for v in op.outputs}
+    given = {*graph.inputs, *graph.constants}
+    lost = [v for op in ops for v in op.inputs if v not in maker and v not in given]
+    if lost:
+        raise VerifyError(f"{lost[0]} is read, but left with a region that kept it to itself", phase="map")
     rank = [max((place.get(v, -1) for v in op.outputs), default=-1) for op in ops]
     before = [{maker[v] for v in op.inputs if v in maker} for op in ops]
     after: dict[int, list[int]] = {}
@@ -450,5 +456,6 @@ def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:
             waiting[m] -= 1
             if not waiting[m]:
                 heapq.heappush(ready, (rank[m], m))
-    assert len(order) == len(ops), "kernels of a region depend on each other"
+    if len(order) != len(ops):
+        raise VerifyError("ops of regions depend on each other in a cycle", phase="map")
     return order

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.errors import VerifyError
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep
 
@@ -159,7 +160,7 @@ def _ordered(steps: list[Step], position: Callable[[Step], int], tells: Mapping[
             if not waiting[m]:
                 heapq.heappush(ready, (position(steps[m]), m))
     if len(order) != len(steps):
-        raise ValueError("the cover has a cycle")
+        raise VerifyError("the cover has a cycle", phase="partition")
     return order
 
 

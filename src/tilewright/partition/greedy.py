@@ -11,13 +11,12 @@ have one price, and beyond a number of searches and prices what is left stays ap
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Value, symbols_in
+from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Price
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import GROUPS
@@ -25,7 +24,7 @@ from tilewright.tuning.thresholds import PARTITION
 
 from .equal_groups import Likeness
 from .kernel_ops import Parts
-from .topological_order import Order, Standing
+from .topological_order import Order, Standing, followers
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,19 +246,3 @@ _UNPRICED = IllegalSchedule(
 def distinct(groups: Iterable[Group]) -> list[Group]:
     """Each group once, in order of first use."""
     return list(dict.fromkeys(groups))
-
-
-def followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> list[list[int]]:
-    """By the place of an op, those of the ops that cannot start before it is done: they read its results, or a size or
-    number that only it tells, or, as calls with side effects keep their order, are the next such call."""
-    position = {op: n for n, op in enumerate(graph.ops)}
-    found = [[position[r] for v in op.outputs for r in consumers.get(v, ())] for op in graph.ops]
-    if tells := graph.found_by_calls():
-        for n, op in enumerate(graph.ops):
-            makers = {position[tells[s]] for s in symbols_in(op) if s in tells}
-            for maker in sorted(makers - {n}):
-                found[maker].append(n)
-    effects = [n for n, op in enumerate(graph.ops) if op.call is not None and not op.call.pure]
-    for first, second in itertools.pairwise(effects):
-        found[first].append(second)
-    return found

@@ -17,6 +17,7 @@ from tilewright.tuning.search_limits import PRODUCTS
 
 from .layout import view_layout
 from .regions import Region, Regions
+from .topological_order import in_some_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,8 @@ def find_products(graph: Graph, hints: SizeHints = NO_HINTS) -> list[ProductGrou
             if group is not None:
                 found.append(group)
                 taken |= group.region.own
-    return list(finder.with_siblings(found))
+    found = list(finder.with_siblings(found))
+    return [found[k] for k in in_some_order(graph, [group.region.own for group in found])]
 
 
 class _Finder:

@@ -13,6 +13,8 @@ from tilewright.library.select import is_contraction, is_vector_product
 from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.thresholds import REGIONS, SIZES
 
+from .topological_order import in_some_order
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
@@ -38,8 +40,9 @@ class Region:
 def find_regions(
     graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False, attention: bool = False
 ) -> list[Region]:
-    """The regions of a graph whose views are composed, disjoint but for recomputed ops. `anywhere` takes small products
-    too, `skinny` those of few rows and a long operand; `attention` only those that a library computes in one call."""
+    """The regions of a graph whose views are composed, disjoint but for recomputed ops, which no region replaces; they
+    can run one after the other. `anywhere` takes small products too, `skinny` those of few rows and a long operand;
+    `attention` only those that a library computes in one call."""
     finder = _Finder(graph, anywhere, skinny, hints, attention)
     found: list[Region] = []
     taken: set[Op] = set()
@@ -49,7 +52,12 @@ def find_regions(
             if region is not None and not taken & region.own:
                 found.append(region)
                 taken |= region.own
-    return found
+    found = [found[k] for k in in_some_order(graph, [region.own for region in found])]
+    # What another region replaces is not computed again: some of what it is made of does not leave that region.
+    taken = {op for region in found for op in region.own}
+    return [
+        finder.region(set(r.own), set(r.ops) - taken) if taken & (set(r.ops) - r.own) else r for r in found
+    ]
 
 
 def may_have_regions(

@@ -9,10 +9,13 @@ and Kelly, with labels that leave room in place of consecutive numbers).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Sequence
+import itertools
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tilewright.errors import VerifyError
+from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.tuning.search_limits import GROUPS
 
 
@@ -39,8 +42,8 @@ class Order:
     places; it may change when groups are merged. `visits` counts the edges that searches looked along."""
 
     def __init__(self, followers: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ()) -> None:
-        """At first each place is a group, but for `groups`. Raises ValueError if they depend on each other in a
-        cycle."""
+        """At first each place is a group, but for `groups`. Raises VerifyError if they depend on each other in
+        a cycle."""
         self.after = followers
         self.before: list[list[int]] = [[] for _ in followers]
         for place, later in enumerate(followers):
@@ -130,7 +133,7 @@ class Order:
                         if not waiting[other]:
                             heapq.heappush(ready, other)
         if len(order) != len(self.members):
-            raise ValueError("groups depend on each other in a cycle")
+            raise VerifyError("groups depend on each other in a cycle", phase="partition")
         return order
 
     # -- the list of groups, with -1 before the first and behind the last
@@ -164,3 +167,47 @@ class Order:
         while group >= 0:
             self.label[group] = n * GROUPS.label_distance
             group, n = self.next[group], n + 1
+
+
+def followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> list[list[int]]:
+    """By the place of an op, those of the ops that cannot start before it is done: they read its results, or a size or
+    number that only it tells, or, as calls with side effects keep their order, are the next such call."""
+    position = {op: n for n, op in enumerate(graph.ops)}
+    found = [[position[r] for v in op.outputs for r in consumers.get(v, ())] for op in graph.ops]
+    if tells := graph.found_by_calls():
+        for n, op in enumerate(graph.ops):
+            makers = {position[tells[s]] for s in symbols_in(op) if s in tells}
+            for maker in sorted(makers - {n}):
+                found[maker].append(n)
+    effects = [n for n, op in enumerate(graph.ops) if op.call is not None and not op.call.pure]
+    for first, second in itertools.pairwise(effects):
+        found[first].append(second)
+    return found
+
+
+def in_some_order(graph: Graph, sets: Sequence[Collection[Op]]) -> list[int]:
+    """The numbers of disjoint sets of ops that can run one after the other, among the kernels that were chosen before:
+    the first ones, and of the others each that waits for nothing that waits for it. Two sets may wait for each other
+    although no path leads out of one and back into it: each reads a result of the other."""
+    place = {op: n for n, op in enumerate(graph.ops)}
+    later = followers(graph, graph.consumers())
+    chosen: dict[int, list[int]] = {}
+    for op, n in place.items():
+        if op.kernel >= 0:
+            chosen.setdefault(op.kernel, []).append(n)
+
+    def run(numbers: Sequence[int]) -> bool:
+        try:
+            Order(later, [*chosen.values(), *(sorted(place[op] for op in sets[k]) for k in numbers)])
+        except VerifyError:
+            return False
+        return True
+
+    kept, left = list[int](), list(range(len(sets)))
+    while left and not run([*kept, *left]):
+        good, bad = 0, len(left)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if run([*kept, *left[:middle]]) else (good, middle)
+        kept, left = [*kept, *left[:good]], left[good + 1 :]
+    return [*kept, *left]

@@ -17,7 +17,7 @@ from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
 from tilewright.runtime.plan.arguments import deliver
-from tilewright.runtime.plan.executable import Executable, Guards
+from tilewright.runtime.plan.executable import TRUSTED, Executable, Guards
 from tilewright.runtime.plan.tensors import lay_out, memory_range, repeats_memory, same_layout
 from tilewright.runtime.stats import STATS
 
@@ -87,6 +87,21 @@ def test_wrong_inputs(wrong: list[object]) -> None:
     with pytest.raises(InputError) as caught:
         run(wrong)  # type: ignore[arg-type]
     assert caught.value.phase == "input"
+
+
+def test_dims_of_size_one_that_a_kernel_of_torch_left_out_come_back() -> None:
+    """The vector norm of torch 2.11 over a dim of size 1, counted from the end, has one dim less than it says."""
+    b = Builder()
+    x = b.value((integer(1), integer(4)), f32)
+    y = call(b, aten.sum.dim_IntList, (Operand(0), [0]), (x,), (integer(4),))
+    graph = b.finish((x,), (y,))
+    given = torch.randn(4)
+    (made,) = run_of(graph, guards=TRUSTED)([given])
+    torch.testing.assert_close(made, given)
+    with pytest.raises(InputError, match="torch promised 2"):
+        run_of(graph, guards=TRUSTED)([torch.randn(8)])
+    with pytest.raises(InputError):  # what a user passes has the dims of the program
+        run_of(graph)([given])
 
 
 def test_sizes_must_agree_and_lie_in_their_range() -> None:

@@ -427,10 +427,7 @@ class Executable:
             if not isinstance(t, Tensor):
                 continue  # torch passes None for a token that only orders effects
             if len(t.shape) != len(strides):
-                raise InputError(
-                    f"{len(t.shape)} dims, torch promised {len(strides)}", phase="input", place=f"input {k}",
-                    hint="a kernel of torch gives another shape than its declaration says",
-                )  # fmt: skip
+                t = tensors[self.plan.arguments[k]] = self._as_promised(bound, k, t)
             if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
                 continue
             laid = tensors[self.plan.arguments[k]] = lay_out(t, strides)
@@ -438,6 +435,18 @@ class Executable:
             if k in self.plan.written:
                 back.append((t, laid))
         return back
+
+    def _as_promised(self, bound: Bound, k: int, t: Tensor) -> Tensor:
+        """Input `k` with the dims for which it was compiled. A kernel of torch may leave out dims of size 1 that its
+        declaration keeps (`vector_norm` of torch 2.11, over a dim counted from the end): the elements are the same."""
+        spec = self.plan.inputs[k]
+        shape = [size(e, bound.sizes) for e in spec.shape] if isinstance(spec, Spec) else []
+        if [n for n in shape if n != 1] != [n for n in t.shape if n != 1]:
+            raise InputError(
+                f"{len(t.shape)} dims, torch promised {len(shape)}", phase="input", place=f"input {k}",
+                hint="a kernel of torch gives another shape than its declaration says",
+            )  # fmt: skip
+        return t.view(shape)
 
     # --- outputs of the caller ---
 
