@@ -56,7 +56,7 @@ _ACTIVATIONS = (
 )  # fmt: skip
 """In the order of the native enumeration."""
 
-_DEPTHWISE = ("relu", "clamp", "silu", "hardswish")
+
 
 PLAIN = "none"
 
@@ -338,7 +338,7 @@ class _Form(Fusible):
             return []
         if self.activation != PLAIN:
             return [Epilogue(affine(), lambda constants, _: replace(self, affine=constants).call())]
-        known = _DEPTHWISE if self.depthwise else _ACTIVATIONS
+        known = _ACTIVATIONS
         found = [
             Epilogue(body, self.activated(name)) for name, body in activations().items() if name in known
         ]
