@@ -456,6 +456,7 @@ class OwnKernelThresholds:
     min_depth: int
     min_run_elements: int
     min_filled_ratio: float
+    min_winograd_channels: int
 
 
 OWN_KERNELS = load(OwnKernelThresholds, "own_kernels")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
@@ -32,7 +33,8 @@ def own_provider(maker: Maker) -> Provider:
                     and weight is not None
                     and weight[0, 0].numel() > ONEDNN.max_unblocked_taps
                 )
-                return (Offer("own", lambda: maker(made), slow),)
+                fewer = replace(made, fewer_products=True)
+                return (Offer("own", lambda: maker(made), slow), Offer("winograd", lambda: maker(fewer)))
             case Convolution():
                 return ()
 

@@ -18,7 +18,7 @@ from tilewright.ir.sizes.host import number
 from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.loops.call import LoopRunner
-from tilewright.runtime.own.product import linear_of
+from tilewright.runtime.own.native import linear_of
 from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.call_results import Act, Tensors
 from tilewright.runtime.plan.launch import raise_error

@@ -186,9 +186,11 @@ Part blocks_of(const Product& p) {
 }
 }  // namespace
 
-// A convolution of each channel on its own: weights [taps][columns, rounded up to lanes].
-TW_API void tw_depthwise(const Product* p, const float* x, i64 images, float* out, i64 threads) {
-  if (images <= 0 || p->columns <= 0) return;
+// A convolution of each channel on its own, as tw_product: weights are [taps][columns, rounded up to lanes].
+TW_API void tw_depthwise(const Product* p, const float* x, i64 rows, i64 stride, const float* added, float* out, i64 threads) {
+  (void)stride, (void)added;
+  if (rows <= 0 || p->columns <= 0) return;
+  const i64 images = rows / (p->out_height * p->out_width);
   resize(threads < 0 ? -threads : threads, threads < 0);
   const Part usual = blocks_of(*p);
   if (!usual) {

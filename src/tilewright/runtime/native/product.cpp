@@ -36,6 +36,8 @@ struct Product {
   float low, high, scale, shift;
   i64 affine;  // whether scale and shift follow the activation
   i64 step, line;  // floats from place to place of an image, and from line to line
+  const float* plain;                     // weights as they came: [columns][inner][taps], of a few convolutions
+  void* (*scratch)(i64 worker, i64 bytes);  // memory of a worker until its next call
 };
 struct Run {
   const Product* p;
