@@ -26,8 +26,10 @@ def own_provider(maker: Maker) -> Provider:
                 made = FrozenProduct(weight, known.bias, task.x_shape, task.shape, flush=known.flush)
                 return (Offer("own", lambda: maker(made)),)
             case Convolution(transposed=False):
-                window = (task.stride, task.padding, task.dilation, task.groups)
-                made = FrozenProduct(weight, known.bias, task.x_shape, task.shape, *window, known.flush)
+                window = (task.stride, task.padding, task.dilation, task.groups, known.flush)
+                made = FrozenProduct(
+                    weight, known.bias, task.x_shape, task.shape, *window, uneven=task.uneven
+                )
                 slow = (
                     task.groups > 1
                     and weight is not None
