@@ -1,18 +1,18 @@
 // Convolutions with windows of 3 x 3 that move by one place, in fp32, with fewer products (Winograd). Follows product.cpp and
 // depthwise.cpp in its unit.
 //
-// Blocks of 2 x 4 places of the result are made of 4 x 6 of the image: both sides are turned into 24 numbers (the image here,
+// Blocks of 2 x 3 places of the result are made of 4 x 5 of the image: both sides are turned into 20 numbers (the image here,
 // the weights when they are packed), which are multiplied one by one, and the sums are turned back. Their law, and where the
-// numbers come from, is in rewrite/winograd.py. 24 products take the place of 72.
+// numbers come from, is in rewrite/winograd.py. 20 products take the place of 54.
 //
 // What differs from a plain sum is rounding: each place of a block errs by the largest numbers of the whole block. So sums are
 // short (`short_chain`), and blocks that hold much larger numbers than the image has elsewhere, or some that are not finite,
 // are summed plainly.
 
 namespace {
-constexpr int tile_high = 2, tile_wide = 4, from_high = 4, from_wide = 6, numbers = from_high * from_wide;
+constexpr int tile_high = 2, tile_wide = 3, from_high = 4, from_wide = 5, numbers = from_high * from_wide;
 constexpr int across2 = 2, panel2 = lanes * across2;
-constexpr i64 short_chain = 16;
+constexpr i64 short_chain = 16, long_chain = 64;
 constexpr i64 image_floats = 180000;  // numbers of some blocks, which stay in a core's cache
 constexpr i64 most_tiles = 48, few_tiles = 12;
 constexpr i64 looked_at = 128;          // places of an image whose size tells what is usual
@@ -37,22 +37,20 @@ TW_INLINE void turn4_back(const R* m, i64 d, R* y, i64 e) {
   y[0] = m[0] + m[d] + m[2 * d];
   y[e] = m[d] - m[2 * d] + m[3 * d];
 }
-// The same of six numbers, for the points 0, +-3/4, +-3/2: all constants are exact.
-TW_INLINE void turn6(const R* x, R* y) {
-  const R a = broadcast(81.f / 64), b = broadcast(-45.f / 16), c = broadcast(-9.f / 4), d = broadcast(-9.f / 16);
-  y[0] = fused(x[0], a, fused(x[2], b, x[4]));
-  y[5] = fused(x[1], a, fused(x[3], b, x[5]));
+// The same of five numbers, for the points 0, +-3/4, +-5/2: all constants are exact.
+TW_INLINE void turn5(const R* x, R* y) {
+  const R c = broadcast(-25.f / 4), d = broadcast(-9.f / 16);
+  y[0] = fused(x[0], broadcast(225.f / 64), fused(x[2], broadcast(-109.f / 16), x[4]));
   const R even = fused(x[2], c, x[4]), odd = fused(x[1], c, x[3]) * broadcast(3.f / 4);
   y[1] = even + odd, y[2] = even - odd;
-  const R even2 = fused(x[2], d, x[4]), odd2 = fused(x[1], d, x[3]) * broadcast(3.f / 2);
+  const R even2 = fused(x[2], d, x[4]), odd2 = fused(x[1], d, x[3]) * broadcast(5.f / 2);
   y[3] = even2 + odd2, y[4] = even2 - odd2;
 }
-TW_INLINE void turn6_back(const R* m, R* y) {
+TW_INLINE void turn5_back(const R* m, R* y) {
   const R sum = m[1] + m[2], difference = m[1] - m[2], sum2 = m[3] + m[4], difference2 = m[3] - m[4];
   y[0] = m[0] + sum + sum2;
-  y[1] = fused(difference, broadcast(3.f / 4), difference2 * broadcast(3.f / 2));
-  y[2] = fused(sum, broadcast(9.f / 16), sum2 * broadcast(9.f / 4));
-  y[3] = fused(difference, broadcast(27.f / 64), fused(difference2, broadcast(27.f / 8), m[5]));
+  y[1] = fused(difference, broadcast(3.f / 4), difference2 * broadcast(5.f / 2));
+  y[2] = fused(sum, broadcast(9.f / 16), sum2 * broadcast(25.f / 4));
 }
 
 // Numbers of one tile: to[number][channel], `apart` floats between two numbers. Gives the sum of squares of what is read.
@@ -62,21 +60,21 @@ TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64
     const i64 left = channels - c;
     R x[numbers], rows[numbers];
     if (left >= lanes) {
-#pragma GCC unroll 24
+#pragma GCC unroll 20
       for (int k = 0; k < numbers; k++) x[k] = load<float, lanes>(at[k] + c).v;
     } else {
-#pragma GCC unroll 24
+#pragma GCC unroll 20
       for (int k = 0; k < numbers; k++) x[k] = load_part<float, lanes>(at[k] + c, left).v;
     }
-#pragma GCC unroll 24
+#pragma GCC unroll 20
     for (int k = 0; k < numbers; k++) squares = fused(x[k], x[k], squares);
-#pragma GCC unroll 6
+#pragma GCC unroll 5
     for (int k = 0; k < from_wide; k++) turn4(x + k, from_wide, rows + k, from_wide);
 #pragma GCC unroll 4
     for (int r = 0; r < from_high; r++) {
       R y[from_wide];
-      turn6(rows + r * from_wide, y);
-#pragma GCC unroll 6
+      turn5(rows + r * from_wide, y);
+#pragma GCC unroll 5
       for (int k = 0; k < from_wide; k++) *(R*)(to + (r * from_wide + k) * apart + c) = y[k];
     }
   }
@@ -86,29 +84,37 @@ TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64
   return sum;
 }
 
-// to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other.
+// to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
+// added, and sums of some chains.
 template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to) {
-  R total[M * across2];
-#pragma GCC unroll 16
-  for (int q = 0; q < M * across2; q++) total[q] = R{};
   for (i64 k = 0; k < n;) {
-    R sum[M * across2];
+    R total[M * across2];
 #pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) sum[q] = R{};
-    for (const i64 stop = min(n, k + short_chain); k < stop; k++, w += panel2) {
-      const R first = *(const R*)w, second = *(const R*)(w + lanes);
+    for (int q = 0; q < M * across2; q++) total[q] = R{};
+    const bool first_of_all = k == 0;
+    for (const i64 end = min(n, k + long_chain); k < end;) {
+      R sum[M * across2];
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) sum[q] = R{};
+      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2) {
+        const R first = *(const R*)w, second = *(const R*)(w + lanes);
 #pragma GCC unroll 8
-      for (int r = 0; r < M; r++) {
-        const R v = broadcast(from[r * apart + k]);
-        sum[2 * r] = fused(v, first, sum[2 * r]);
-        sum[2 * r + 1] = fused(v, second, sum[2 * r + 1]);
+        for (int r = 0; r < M; r++) {
+          const R v = broadcast(from[r * apart + k]);
+          sum[2 * r] = fused(v, first, sum[2 * r]);
+          sum[2 * r + 1] = fused(v, second, sum[2 * r + 1]);
+        }
       }
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) total[q] += sum[q];
+    }
+    if (!first_of_all) {
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) total[q] += *(const R*)(to + q * lanes);
     }
 #pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) total[q] += sum[q];
+    for (int q = 0; q < M * across2; q++) *(R*)(to + q * lanes) = total[q];
   }
-#pragma GCC unroll 16
-  for (int q = 0; q < M * across2; q++) *(R*)(to + q * lanes) = total[q];
 }
 
 void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to) {
@@ -157,7 +163,7 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
   alignas(64) float sums[tile_high * tile_wide * panel];
   for (int j = 0; j < panel2; j += lanes) {
     R rows[tile_high * from_wide];
-#pragma GCC unroll 6
+#pragma GCC unroll 5
     for (int k = 0; k < from_wide; k++) {
       R m[from_high];
 #pragma GCC unroll 4
@@ -167,7 +173,7 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
 #pragma GCC unroll 2
     for (int r = 0; r < tile_high; r++) {
       R y[tile_wide];
-      turn6_back(rows + r * from_wide, y);
+      turn5_back(rows + r * from_wide, y);
 #pragma GCC unroll 4
       for (int k = 0; k < tile_wide; k++) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
     }

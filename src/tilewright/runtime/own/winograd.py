@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from tilewright.rewrite.winograd import FOUR, TWO, weights_of
+from tilewright.rewrite.winograd import THREE, TWO, weights_of
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.tuning.thresholds import OWN_KERNELS
 
@@ -24,7 +24,7 @@ def fits(window: Window, weight: Tensor) -> bool:
 @functools.cache
 def _turning() -> Tensor:
     """What stands for the weights of a window: [number, tap]. Rounded once, when they are packed."""
-    return torch.tensor([[float(f) for f in row] for row in weights_of(TWO, FOUR)], dtype=torch.float64)
+    return torch.tensor([[float(f) for f in row] for row in weights_of(TWO, THREE)], dtype=torch.float64)
 
 
 def pack(weight: Tensor, panel: int) -> Tensor:
