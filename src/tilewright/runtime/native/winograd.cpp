@@ -160,6 +160,12 @@ void finish_tile(const Tiling& t, const Corner& corner, i64 column, i64 n, const
 
 // The sums of a tile turned back: from[number], `apart` floats from each other.
 TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 column, i64 n, const float* from, i64 apart) {
+  const Run& run = *t.run;
+  const Product& p = *run.p;
+  const Ending ending = ending_of(p);
+  const bool direct = ending.direct && n == panel2;
+  const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
+  const i64 at = ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
   alignas(64) float sums[tile_high * tile_wide * panel];
   for (int j = 0; j < panel2; j += lanes) {
     R rows[tile_high * from_wide];
@@ -170,15 +176,24 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
       for (int r = 0; r < from_high; r++) m[r] = *(const R*)(from + (r * from_wide + k) * apart + j);
       turn4_back(m, 1, rows + k, from_wide);
     }
+    const R bias = direct && p.bias ? load<float, lanes>(p.bias + column + j).v : R{};
 #pragma GCC unroll 2
     for (int r = 0; r < tile_high; r++) {
       R y[tile_wide];
       turn5_back(rows + r * from_wide, y);
-#pragma GCC unroll 4
-      for (int k = 0; k < tile_wide; k++) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
+#pragma GCC unroll 3
+      for (int k = 0; k < tile_wide; k++) {
+        if (!direct) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
+        else if (r < high && k < wide) {
+          const i64 to = at + (r * p.out_width + k) * p.columns + j;
+          V v = {y[k] + bias};
+          if (run.added) v = v + load<float, lanes>(run.added + to);
+          store(run.out + to, ending.cut ? minimum(maximum(v, ending.low), ending.high) : v);
+        }
+      }
     }
   }
-  finish_tile(t, corner, column, n, sums);
+  if (!direct) finish_tile(t, corner, column, n, sums);
 }
 
 // A tile by plain sums, in chains of a piece of the channels, for n columns from `column` on.
