@@ -5,7 +5,7 @@
 
 namespace {
 constexpr i64 most_taps = 64;
-constexpr i64 worth_a_share = 400000;  // products that take as long as handing some rows to a thread
+constexpr i64 slower = 6;  // times as long as a product of matrices takes: most of it is memory
 
 // How sums are stored: as they are, or cut at both ends, from the registers; else by `finish`.
 struct Ending {
@@ -174,7 +174,7 @@ void depthwise(void* context, i64 begin, i64 end, i64) {
 typedef void (*Part)(void*, i64, i64, i64);
 
 // How many pieces of so many products a thread takes at least.
-i64 share_of(i64 products) { return max(i64(1), worth_a_share / max(i64(1), products)); }
+i64 share_of(i64 pieces, i64 products, i64 threads) { return grain_for(pieces, slower * max(i64(1), products), threads); }
 
 // What does blocks of places in registers, where the window is a usual one.
 Part blocks_of(const Product& p) {
@@ -192,13 +192,16 @@ TW_API void tw_depthwise(const Product* p, const float* x, i64 rows, i64 stride,
   if (rows <= 0 || p->columns <= 0) return;
   const i64 images = rows / (p->out_height * p->out_width);
   resize(threads < 0 ? -threads : threads, threads < 0);
+  if (threads < 0) threads = -threads;
   const Part usual = blocks_of(*p);
   if (!usual) {
     Run run = {p, x, nullptr, out, 0, 0, 0, 0, 0, 0, false};
-    parallel(depthwise, &run, images * p->out_height, share_of(p->out_width * p->columns * p->taps), 0);
+    const i64 lines = images * p->out_height;
+    parallel(depthwise, &run, lines, share_of(lines, p->out_width * p->columns * p->taps, threads), 0);
     return;
   }
   const i64 down_by = (p->out_height + rows_together - 1) / rows_together, right_by = (p->out_width + places_together - 1) / places_together;
   Run run = {p, x, nullptr, out, 0, 0, down_by, 0, right_by, 0, false};
-  parallel(usual, &run, images * down_by * right_by, share_of(rows_together * places_together * p->columns * p->taps), 0);
+  const i64 pieces = images * down_by * right_by;
+  parallel(usual, &run, pieces, share_of(pieces, rows_together * places_together * p->columns * p->taps, threads), 0);
 }
