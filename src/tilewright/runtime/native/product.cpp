@@ -230,6 +230,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const bool plain = p.activation <= clamp && !p.affine;  // what is stored is in the registers
   const float* weights = p.weights + column * length * panel;
   const float* bias = p.bias ? p.bias + start : nullptr;
+  const bool fresh = p.height == 0 && !run.by_panel && column == 0 && run.stride == p.inner && length <= some_pieces * piece;
   alignas(64) float tiles[most_rows * panel];
   const float* rows[chains * chain * down];
   for (i64 t = 0; t < p.taps; t += some_taps)
@@ -252,9 +253,10 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
           const bool open = p.activation == relu;
           ends = {ends.before, bias, added, out, p.columns, n, p.activation != none, open ? 0.f : p.low, open ? __builtin_inff() : p.high};
         }
-        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip.
-        const i64 part = panel / strips;
-        sums_of<J>(m, rows, walk, here, ends, here + inputs * (panel + s * part), part);
+        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip; or where
+        // rows are read for the first time, those of the next strip.
+        const i64 part = fresh ? m : panel / strips;
+        sums_of<J>(m, rows, walk, here, ends, fresh ? rows[0] + m * run.stride : here + inputs * (panel + s * part), part);
         if (ended && !plain) finish_of(p, tile, m, n, bias, added, out, p.columns);
       }
     }

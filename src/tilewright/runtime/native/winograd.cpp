@@ -13,8 +13,8 @@ namespace {
 constexpr int tile_high = 2, tile_wide = 3, from_high = 4, from_wide = 5, numbers = from_high * from_wide;
 constexpr int across2 = 2, panel2 = lanes * across2;
 constexpr i64 short_chain = 16, long_chain = 64;
-constexpr i64 image_floats = 180000;  // numbers of some blocks, which stay in a core's cache
-constexpr i64 most_tiles = 48, few_tiles = 12;
+constexpr i64 image_floats = 260000;  // numbers of some blocks, which stay in a core's cache
+constexpr i64 most_tiles = 48;
 constexpr i64 looked_at = 128;          // places of an image whose size tells what is usual
 constexpr float unusual = 2.f;          // times the largest of them that the places of a block may have
 
@@ -85,8 +85,8 @@ TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64
 }
 
 // to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
-// added, and sums of some chains.
-template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to) {
+// added, and sums of some chains. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
+template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
   for (i64 k = 0; k < n;) {
     R total[M * across2];
 #pragma GCC unroll 16
@@ -96,7 +96,8 @@ template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const
       R sum[M * across2];
 #pragma GCC unroll 16
       for (int q = 0; q < M * across2; q++) sum[q] = R{};
-      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2) {
+      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2, ahead += step) {
+        __builtin_prefetch(ahead, 0, 2);
         const R first = *(const R*)w, second = *(const R*)(w + lanes);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) {
@@ -117,14 +118,14 @@ template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const
   }
 }
 
-void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to) {
+void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
   switch (m) {
-    case 1: return short_sums<1>(from, apart, w, n, to);
-    case 2: return short_sums<2>(from, apart, w, n, to);
-    case 3: return short_sums<3>(from, apart, w, n, to);
-    case 4: return short_sums<4>(from, apart, w, n, to);
-    case 5: return short_sums<5>(from, apart, w, n, to);
-    default: return short_sums<6>(from, apart, w, n, to);
+    case 1: return short_sums<1>(from, apart, w, n, to, ahead, step);
+    case 2: return short_sums<2>(from, apart, w, n, to, ahead, step);
+    case 3: return short_sums<3>(from, apart, w, n, to, ahead, step);
+    case 4: return short_sums<4>(from, apart, w, n, to, ahead, step);
+    case 5: return short_sums<5>(from, apart, w, n, to, ahead, step);
+    default: return short_sums<6>(from, apart, w, n, to, ahead, step);
   }
 }
 
@@ -245,8 +246,9 @@ void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, f
     const float* w = p.weights + g * numbers * p.inner * panel2;
     for (i64 a = 0; a < numbers; a++, w += p.inner * panel2)
       for (i64 s = 0; s < strips; s++) {
-        const i64 k = count * s / strips;
-        short_sums_of(count * (s + 1) / strips - k, memory + a * apart + k * row, row, w, p.inner, sums + (a * count + k) * panel2);
+        const i64 k = count * s / strips, part = panel2 / strips;
+        short_sums_of(count * (s + 1) / strips - k, memory + a * apart + k * row, row, w, p.inner,
+                      sums + (a * count + k) * panel2, w + p.inner * (panel2 + s * part), part);
       }
     for (i64 k = 0; k < count; k++)
       if (!plainly[k])
@@ -263,6 +265,23 @@ void tile_blocks(void* context, i64 begin, i64 end, i64 worker) {
     tiles(t, t.count * block / t.blocks, t.count * (block + 1) / t.blocks, t.panels * group / t.groups,
           t.panels * (group + 1) / t.groups, memory);
   }
+}
+
+// Chooses into how many blocks of tiles, at least `least`, and groups of panels to cut: each block reads all weights of its
+// groups, and each group turns all tiles of its blocks.
+void deal(Tiling& t, i64 least, i64 threads) {
+  constexpr i64 turned = 60, bytes_each = 6;  // cycles for a vector of a tile, bytes of weights in a cycle
+  const Product& p = *t.run->p;
+  const i64 weights = numbers * p.inner * t.panels * panel2;
+  i64 best = -1;
+  const i64 cuts[2] = {least, min(t.count, round_up(least, threads))}, parts[2] = {1, min(t.panels, threads)};
+  for (const i64 blocks : cuts)
+    for (const i64 groups : parts) {
+      const i64 tiles = (t.count + blocks - 1) / blocks, panels = (t.panels + groups - 1) / groups, share = weights * panels / t.panels;
+      const i64 each = tiles * t.step / lanes * turned + share * 4 / bytes_each + tiles * share / lanes / 2;
+      const i64 cost = (blocks * groups + threads - 1) / threads * each;
+      if (best < 0 || cost < best) best = cost, t.blocks = blocks, t.groups = groups;
+    }
 }
 
 // The largest sum of squares of some places of the images.
@@ -300,9 +319,7 @@ TW_API void tw_winograd(const Product* p, const float* x, i64 rows, i64 stride, 
   t.panels = (p->columns + panel2 - 1) / panel2;
   t.step = round_up(p->inner, lanes) + lanes;  // no power of two apart
   const i64 most = max(i64(1), min(most_tiles, image_floats / (numbers * t.step)));
-  t.blocks = (t.count + most - 1) / most;
-  if (t.count >= few_tiles * threads) t.blocks = round_up(t.blocks, threads);
-  else t.groups = min(t.panels, (threads + t.blocks - 1) / t.blocks);
+  deal(t, (t.count + most - 1) / most, threads);
   t.limit = unusual * numbers * usual_squares(*p, x, images * p->height * p->width);
   parallel(tile_blocks, &t, t.blocks * t.groups, 1, 0);
 }
