@@ -457,6 +457,7 @@ class OwnKernelThresholds:
     min_run_elements: int
     min_filled_ratio: float
     min_winograd_channels: int
+    min_winograd_tiles: int
 
 
 OWN_KERNELS = load(OwnKernelThresholds, "own_kernels")

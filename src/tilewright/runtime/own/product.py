@@ -117,7 +117,7 @@ class Products:
         if window is None:
             return None
         if task.fewer_products:
-            return Way.WINOGRAD if task.groups == 1 and weight.dim() == 4 and fits(window, weight) else None
+            return Way.WINOGRAD if task.groups == 1 and weight.dim() == 4 and fits(window, weight, task.shape) else None
         if not self._fits(weight, window, task.groups):
             return None
         return Way.DEPTHWISE if task.groups > 1 else Way.SUMS

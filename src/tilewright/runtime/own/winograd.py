@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tilewright.ir.expr import Expr
+from tilewright.ir.sizes import dims
 from tilewright.rewrite.winograd import THREE, TWO, weights_of
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.tuning.thresholds import OWN_KERNELS
@@ -14,11 +18,19 @@ from tilewright.tuning.thresholds import OWN_KERNELS
 from .conv_window import Window
 
 
-def fits(window: Window, weight: Tensor) -> bool:
-    """Whether it is a convolution of 3 x 3 that moves by one place, with channels enough that what is turned pays."""
-    one = (1, 1)
+TILE = len(TWO.back), len(THREE.back)
+"""Places of the result, down and across, that are made together."""
+
+
+def fits(window: Window, weight: Tensor, shape: Sequence[Expr]) -> bool:
+    """Whether it is a convolution of 3 x 3 that moves by one place, with channels enough that what is turned pays, and a
+    result `shape` large enough that reading more weights does."""
+    one, (images, _, *space) = (1, 1), map(dims.static, shape)
     usual = window.kernel == (3, 3) and window.stride == one and window.dilation == one
-    return usual and min(weight.shape[:2]) >= OWN_KERNELS.min_winograd_channels
+    blocks = [-(-n // by) for n, by in zip(space, TILE, strict=True) if n is not None]
+    known = images is not None and len(blocks) == len(space)
+    enough = not known or math.prod(blocks, start=images or 0) >= OWN_KERNELS.min_winograd_tiles
+    return usual and enough and min(weight.shape[:2]) >= OWN_KERNELS.min_winograd_channels
 
 
 @functools.cache
