@@ -15,8 +15,8 @@ constexpr int across2 = 2, panel2 = lanes * across2;
 constexpr i64 short_chain = 16, long_chain = 64;
 constexpr i64 image_floats = 260000;  // numbers of some blocks, which stay in a core's cache
 constexpr i64 most_tiles = 48;
-constexpr i64 looked_at = 128;          // places of an image whose size tells what is usual
-constexpr float unusual = 2.f;          // times the largest of them that the places of a block may have
+constexpr i64 looked_at = 128, exceptions = 3;  // places of an image whose size tells what is usual, and how many of them may not
+constexpr float unusual = 2.f;                  // times of that which the places of a block may have
 
 struct Tiling {
   const Run* run;
@@ -199,7 +199,7 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
 
 // A tile by plain sums, in chains of a piece of the channels, for n columns from `column` on.
 TW_NOINLINE void sum_plainly(const Tiling& t, const Corner& corner, const float* const* at, i64 column, i64 n) {
-  constexpr i64 piece = 16, taps = 9;
+  constexpr i64 piece = 64, taps = 9;
   const Product& p = *t.run->p;
   alignas(64) float sums[tile_high * tile_wide * panel], window[piece * taps + lanes];
   for (i64 place = 0; place < tile_high * tile_wide; place++) {
@@ -284,9 +284,10 @@ void deal(Tiling& t, i64 least, i64 threads) {
     }
 }
 
-// The largest sum of squares of some places of the images.
+// A sum of squares that few of some places of the images exceed. The largest ones do not count: a single place that is far
+// out would make all like it usual.
 float usual_squares(const Product& p, const float* x, i64 places) {
-  float most = 0.f;
+  float largest[exceptions + 1] = {};
   const i64 some = min(places, looked_at);
   for (i64 k = 0; k < some; k++) {
     const float* at = x + places * k / some * p.inner;
@@ -298,9 +299,14 @@ float usual_squares(const Product& p, const float* x, i64 places) {
     float parts[lanes], all = 0.f;
     __builtin_memcpy(parts, &sum, sizeof parts);
     for (int l = 0; l < lanes; l++) all += parts[l];
-    if (all > most && all < __builtin_inff()) most = all;
+    if (!(all < __builtin_inff())) continue;
+    for (i64 e = 0; e <= exceptions; e++)
+      if (all > largest[e]) {
+        const float other = largest[e];
+        largest[e] = all, all = other;
+      }
   }
-  return most;
+  return largest[min(exceptions, some - 1)];
 }
 }  // namespace
 
