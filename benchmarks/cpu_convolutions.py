@@ -1,8 +1,8 @@
 """`python -m benchmarks.cpu_convolutions --json FILE`: convolutions of fp32 on the CPU, beside eager and ONNX Runtime.
 
-Each layer stands in a chain of several with weights of their own, as in a network: one weight alone would stay in a cache,
-and a peer that turns its images around would do so for each layer. Times are of one layer of its chain. All contestants run
-in turn, in one process per layer.
+Each layer stands in a chain of several with weights of their own, as in a network: one weight alone would stay in a
+cache, and a peer that turns its images around would do so for each layer. Times are of one layer of its chain. All
+contestants run in turn, in one process per layer.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def line(name: str, facts: Facts) -> str:
         word = "" if not verdict else f" k {verdict['of_eager']:.2f}{'' if verdict['passed'] else ' FAIL'}"
         cells.append(f"{who} {time['median']:7.1f} us (min {time['min']:7.1f}){word}")
     ours = contestants.get(OURS, {})
-    speed = f"  x ONNX Runtime {ours['speed_over_onnxruntime']:.2f}" if "speed_over_onnxruntime" in ours else ""
+    speed = (
+        f"  x ONNX Runtime {ours['speed_over_onnxruntime']:.2f}" if "speed_over_onnxruntime" in ours else ""
+    )
     return f"{name:26} {'; '.join(cells)}{speed}"
 
 

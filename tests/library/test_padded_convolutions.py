@@ -21,7 +21,9 @@ from tilewright.rewrite.normal.normalise import normalise
 class Padded(nn.Module):
     """An image with something around it, and a convolution."""
 
-    def __init__(self, pad: tuple[int, ...], value: float = 0.0, mode: str = "constant", **window: int) -> None:
+    def __init__(
+        self, pad: tuple[int, ...], value: float = 0.0, mode: str = "constant", **window: int
+    ) -> None:
         super().__init__()
         self.pad, self.value, self.mode = pad, value, mode
         self.convolution = nn.Conv2d(24, 24, 3, **window)  # type: ignore[arg-type]
@@ -38,7 +40,9 @@ def selected(module: nn.Module, x: Tensor, *, frozen: bool = True) -> Graph:
 
 def task_of(module: nn.Module, x: Tensor) -> Convolution:
     graph = take_zeros(selected(module, x))
-    (found,) = [op.call.task for op in graph.ops if op.call is not None and isinstance(op.call.task, Convolution)]
+    (found,) = [
+        op.call.task for op in graph.ops if op.call is not None and isinstance(op.call.task, Convolution)
+    ]
     assert isinstance(found, Convolution)
     return found
 
@@ -63,7 +67,11 @@ def test_zeros_on_each_side_are_counted(
 
 def test_what_is_no_frame_of_zeros_stays() -> None:
     x = torch.randn(1, 24, 10, 12)
-    for module in (Padded((1, 1, 1, 1), 0.5), Padded((1, 1, 1, 1), mode="reflect"), Padded((1, 1, 1, 1), mode="replicate")):
+    for module in (
+        Padded((1, 1, 1, 1), 0.5),
+        Padded((1, 1, 1, 1), mode="reflect"),
+        Padded((1, 1, 1, 1), mode="replicate"),
+    ):
         assert task_of(module, x).padding == (0, 0)
     graph = selected(Padded((1, 1, 1, 1)), x, frozen=False)
     assert take_zeros(graph) is graph, "a weight that may change"
@@ -79,5 +87,6 @@ def test_they_give_what_eager_gives(groups: int, pad: tuple[int, ...], stride: i
         with torch.no_grad():
             fast = tilewright.compile(module, (x,), freeze=True, options={"measure": own == "1"})
             made, again = fast(x), fast(x)
+            assert isinstance(made, Tensor) and isinstance(again, Tensor)
             verdict = accuracy.compare(made, module(x), accuracy.in_float64(module)(x))
         assert verdict.passed and torch.equal(made, again), str(verdict)

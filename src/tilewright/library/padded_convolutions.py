@@ -1,7 +1,7 @@
 """Zeros around an image become part of the convolution that reads it, which then reads the image as it is.
 
-Programs write them as a pass of their own where they are not alike on both sides (a stride of 2 on an even side), or where
-they come from another framework.
+Programs write them as a pass of their own where they are not alike on both sides (a stride of 2 on an even side),
+or where they come from another framework.
 """
 
 from __future__ import annotations
@@ -54,10 +54,14 @@ def _taken(op: Op, maker: Op | None, frozen: Frozen) -> Op:
         return op
     if frozen.tensor(op.inputs[task.weight]) is None or op.inputs.count(op.inputs[0]) > 1:
         return op
-    return replace(op, call=_padded(given, task, maker.inputs[0], around[2:]), inputs=(maker.inputs[0], *op.inputs[1:]))
+    return replace(
+        op, call=_padded(given, task, maker.inputs[0], around[2:]), inputs=(maker.inputs[0], *op.inputs[1:])
+    )
 
 
-def _padded(given: LibraryCall, task: Convolution, image: Value, around: Sequence[tuple[int, int]]) -> LibraryCall:
+def _padded(
+    given: LibraryCall, task: Convolution, image: Value, around: Sequence[tuple[int, int]]
+) -> LibraryCall:
     both = tuple(map(min, around))
     padding = tuple(p + n for p, n in zip(task.padding, both, strict=True))
     rest = tuple((before - n, after - n) for (before, after), n in zip(around, both, strict=True))

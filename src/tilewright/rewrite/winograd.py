@@ -3,10 +3,10 @@
     m results of a window with r taps:   y[i] = sum of g[k] * x[i + k] over k
     the same with m + r - 1 products:    y = back ((weights g) * (image x))       element by element
 
-For m + r - 1 points that differ, one of which may be infinity, the three matrices are those of Toom and Cook, transposed. `law` states what
-they must fulfil, exactly; `weights_of` turns weights of a window with two dims. Rewriting a sum in this way is a rule of a
-field: exact over rationals, and rounded otherwise over floats. How much it may differ, and when it does not apply, lies with
-who takes it (`runtime/native/winograd.cpp`).
+For m + r - 1 points that differ, one of which may be infinity, the three matrices are those of Toom and Cook,
+transposed. `law` states what they must fulfil, exactly; `weights_of` turns weights of a window with two dims.
+Rewriting a sum in this way is a rule of a field: exact over rationals, and rounded otherwise over floats. How much
+it may differ, and when it does not apply, lies with who takes it (`runtime/native/winograd.cpp`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """A short convolution: how results are made `back` of products, and what stands for `weights` and for the `image`."""
+    """A short convolution: how results are made `back` of products, and what stands for `weights` and for the
+    `image`."""
 
     back: Matrix
     weights: Matrix
@@ -39,8 +40,8 @@ class Short:
 
 
 def short(results: int, taps: int, points: Sequence[Fraction]) -> Short:
-    """The short convolution with so many results and taps that evaluates at these points, and at infinity if there is one
-    too few of them."""
+    """The short convolution with so many results and taps that evaluates at these points, and at infinity if there
+    is one too few of them."""
     count = results + taps - 1
     if len(set(points)) != len(points) or len(points) not in (count - 1, count):
         raise ValueError(f"{count} points that differ are needed, or one less")
@@ -75,9 +76,10 @@ TWO = short(2, 3, [Fraction(0), Fraction(1), Fraction(-1)])
 """Two results of three taps with four products."""
 
 THREE = short(3, 3, [Fraction(0), *(Fraction(sign * n, 4) for n in (3, 10) for sign in (1, -1))])
-"""Three results of three taps with five products. All constants but those of weights are exact in floats. A sum over many
-channels errs 1.6 times as much as a plain one, which is near the least of all such points, and 2.0 times as much for
-0, 1, -1, 2 and infinity. Four results err 2.2 times as much at their best points, with a tenth less products."""
+"""Three results of three taps with five products. All constants but those of weights are exact in floats. A sum
+over many channels errs 1.6 times as much as a plain one, which is near the least of all such points, and 2.0 times
+as much for 0, 1, -1, 2 and infinity. Four results err 2.2 times as much at their best points, with a tenth less
+products."""
 
 
 def weights_of(down: Short, across: Short) -> list[list[Fraction]]:

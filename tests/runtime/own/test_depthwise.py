@@ -35,8 +35,16 @@ def test_every_activation(channels: int) -> None:
     plain = F.conv2d(x, w, None, *window)
     call = products(2)(FrozenProduct(w, None, sizes(x), sizes(plain), *window))
     assert call is not None
-    by_name = {name: e for e in epilogues_of(call) for name, body in activations().items() if e.template is body}
-    wanted = {"relu": plain.relu(), "clamp": plain.clamp(0.0, 6.0), "silu": F.silu(plain), "gelu": F.gelu(plain), "tanh": plain.tanh()}
+    by_name = {
+        name: e for e in epilogues_of(call) for name, body in activations().items() if e.template is body
+    }
+    wanted = {
+        "relu": plain.relu(),
+        "clamp": plain.clamp(0.0, 6.0),
+        "silu": F.silu(plain),
+        "gelu": F.gelu(plain),
+        "tanh": plain.tanh(),
+    }
     for name, want in wanted.items():
         made = by_name[name].make((0.0, 6.0) if name == "clamp" else (), None).function(x)
         assert isinstance(made, Tensor)

@@ -1,4 +1,5 @@
-"""Convolutions with fewer products in native code: the numbers are those of the law, and rounding is held to the rule."""
+"""Convolutions with fewer products in native code: the numbers are those of the law, and rounding is held to the
+rule."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tilewright.runtime.own import product
 
 
 def test_the_native_code_computes_with_these_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With turned weights that are small integers all is exact in floats: what comes back must be what the matrices say."""
+    """With turned weights that are small integers all is exact in floats: what comes back must be what the matrices
+    say."""
     columns = channels = 16
     turned = torch.randint(-2, 3, (20, channels, columns)).double()
 
@@ -31,7 +33,10 @@ def test_the_native_code_computes_with_these_numbers(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(product, "pack", given)
     x = torch.randint(-2, 3, (1, channels, 12, 12)).float()
     call = winograd(torch.randn(columns, channels, 3, 3), x)
-    matrices = [[torch.tensor([[float(f) for f in r] for r in m]).double() for m in (s.image, s.back)] for s in (TWO, THREE)]
+    matrices = [
+        [torch.tensor([[float(f) for f in r] for r in m]).double() for m in (s.image, s.back)]
+        for s in (TWO, THREE)
+    ]
     (down, down_back), (across, across_back) = matrices
     tiles = F.pad(x, (1, 1, 1, 1)).double().unfold(2, 4, 2).unfold(3, 5, 3)
     numbers = torch.einsum("ai,bj,nchwij->nchwab", down, across, tiles).flatten(4)
@@ -41,8 +46,12 @@ def test_the_native_code_computes_with_these_numbers(monkeypatch: pytest.MonkeyP
     assert isinstance(made, Tensor) and torch.equal(made.double(), want)
 
 
-def winograd(w: Tensor, x: Tensor, padding: int = 1, bias: Tensor | None = None, threads: int = 2) -> LibraryCall:
-    task = FrozenProduct(w, bias, sizes(x), sizes(F.conv2d(x, w, bias, 1, padding)), (1, 1), (padding,) * 2, (1, 1))
+def winograd(
+    w: Tensor, x: Tensor, padding: int = 1, bias: Tensor | None = None, threads: int = 2
+) -> LibraryCall:
+    task = FrozenProduct(
+        w, bias, sizes(x), sizes(F.conv2d(x, w, bias, 1, padding)), (1, 1), (padding,) * 2, (1, 1)
+    )
     made = products(threads)(replace(task, fewer_products=True))
     assert made is not None
     return made
@@ -55,12 +64,22 @@ def weight(columns: int, channels: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("images", "channels", "columns", "height", "width", "padding"),
-    [(1, 64, 64, 24, 24, 1), (2, 37, 50, 9, 11, 1), (3, 16, 33, 12, 7, 0), (1, 100, 17, 8, 13, 2), (1, 300, 40, 14, 14, 1)],
+    [
+        (1, 64, 64, 24, 24, 1),
+        (2, 37, 50, 9, 11, 1),
+        (3, 16, 33, 12, 7, 0),
+        (1, 100, 17, 8, 13, 2),
+        (1, 300, 40, 14, 14, 1),
+    ],
 )
 def test_it_errs_no_more_than_eager(
     images: int, channels: int, columns: int, height: int, width: int, padding: int
 ) -> None:
-    w, b, x = weight(columns, channels), torch.randn(columns), torch.randn(images, channels, height, width).relu()
+    w, b, x = (
+        weight(columns, channels),
+        torch.randn(columns),
+        torch.randn(images, channels, height, width).relu(),
+    )
     exact = F.conv2d(x.double(), w.double(), b.double(), 1, padding)
     made = winograd(w, x, padding, b).function(x)
     assert isinstance(made, Tensor)
@@ -92,6 +111,8 @@ def test_convolutions_of_other_kinds_are_refused() -> None:
         task = FrozenProduct(w, None, sizes(x), sizes(want), (stride,) * 2, (1, 1), (dilation,) * 2, groups)
         assert products(2)(replace(task, fewer_products=True)) is None
     few = FrozenProduct(weight(8, 8), None, sizes(x), sizes(x), (1, 1), (1, 1), (1, 1), fewer_products=True)
-    small = FrozenProduct(weight(32, 32), None, sizes(x[..., :7, :7]), sizes(x[..., :7, :7]), (1, 1), (1, 1), (1, 1))
+    small = FrozenProduct(
+        weight(32, 32), None, sizes(x[..., :7, :7]), sizes(x[..., :7, :7]), (1, 1), (1, 1), (1, 1)
+    )
     infinite = replace(few, weight=torch.full((32, 32, 3, 3), torch.inf))
     assert all(products(2)(task) is None for task in (few, replace(small, fewer_products=True), infinite))

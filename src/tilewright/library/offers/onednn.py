@@ -233,8 +233,12 @@ class _Window:
         self, weight: Tensor, bias: Tensor | None, source: Sequence[Expr], shape: Sequence[Expr]
     ) -> LibraryCall:
         """The call on a packed weight, for an input of shape `source`."""
-        more = [sum(self.around[k : k + 2]) for k in range(len(self.around) - 2, -1, -2)] or [0] * len(source[2:])
-        sides = [(dims.static(s) or ONEDNN.assumed_image_side) + n for s, n in zip(source[2:], more, strict=True)]
+        more = [sum(self.around[k : k + 2]) for k in range(len(self.around) - 2, -1, -2)] or [0] * len(
+            source[2:]
+        )
+        sides = [
+            (dims.static(s) or ONEDNN.assumed_image_side) + n for s, n in zip(source[2:], more, strict=True)
+        ]
         packed = self.pack(
             weight.contiguous(), [1, dims.static(source[1]) or ONEDNN.assumed_image_side, *sides]
         )

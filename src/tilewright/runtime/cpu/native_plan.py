@@ -30,8 +30,9 @@ from .native_steps import Header, Stage, Tables, beside_stage, copy_stage, is_de
 
 
 def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
-    """Let the second run of `workspace` and all later ones be few native calls, by the function that `native` gives: one
-    for each stretch of steps that allow it. The first one goes step by step: a call that raises is replaced then."""
+    """Let the second run of `workspace` and all later ones be few native calls, by the function that `native`
+    gives: one for each stretch of steps that allow it. The first one goes step by step: a call that raises is
+    replaced then."""
     part = workspace.part
     single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
@@ -89,9 +90,9 @@ def _joined(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> t
 
 
 class _Results:
-    """Memory for what the calls of some groups make: new in each call if it leaves the plan, or may be taken over by a call
-    of others; else in one block that lasts, each place as long as it is read. What is made beside loops, which may run side
-    by side, has memory of its own."""
+    """Memory for what the calls of some groups make: new in each call if it leaves the plan, or may be taken over
+    by a call of others; else in one block that lasts, each place as long as it is read. What is made beside loops,
+    which may run side by side, has memory of its own."""
 
     def __init__(self, workspace: Workspace, groups: Sequence[Joined]) -> None:
         part = workspace.part
@@ -101,7 +102,13 @@ class _Results:
         for step in part.segment.steps:
             if isinstance(step, Call) and id(step) not in joined and (step.call.reuses != -1 or step.guarded):
                 leaving |= {root_of(plan.buffers, b) for b in step.inputs}
-        made = [(b, group) for group in groups for step in group.steps if isinstance(step, Call) for b in step.outputs]
+        made = [
+            (b, group)
+            for group in groups
+            for step in group.steps
+            if isinstance(step, Call)
+            for b in step.outputs
+        ]
         lasting = [b for b, group in made if b not in leaving and not group.loops]
         most = KEPT_MEMORY.max_lasting_result_bytes
         looped = [
@@ -129,8 +136,8 @@ class _Results:
 
 
 class Joined:
-    """Some steps of a workspace as one act. Those that have no loop run on as many threads as each of them is worth; with
-    loops, threads are held over all of them."""
+    """Some steps of a workspace as one act. Those that have no loop run on as many threads as each of them is
+    worth; with loops, threads are held over all of them."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace, part = workspace, workspace.part
@@ -269,8 +276,8 @@ class Joined:
         return torch.empty(self.layouts.shapes[b], dtype=torch_dtype(self.part.plan.buffers[b].spec.dtype))
 
     def _results(self, memory: _Results) -> None:
-        """Where calls put what they make; and which operands have addresses that each call brings: those of calls and of
-        copies, as kernels may read neither."""
+        """Where calls put what they make; and which operands have addresses that each call brings: those of calls
+        and of copies, as kernels may read neither."""
         workspace = self.workspace
         for step in self.steps:
             if isinstance(step, Copy):

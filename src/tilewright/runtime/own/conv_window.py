@@ -15,8 +15,8 @@ from tilewright.runtime.plan.tensors import same_layout
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x), and how much more padding is behind
-    the image than in front of it. One over lines has height 1."""
+    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x), and how much more padding
+    is behind the image than in front of it. One over lines has height 1."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -27,7 +27,12 @@ class Window:
     @property
     def pointwise(self) -> bool:
         """Whether each place reads only itself."""
-        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0) and self.behind == (0, 0)
+        return (
+            self.kernel == (1, 1)
+            and self.stride == (1, 1)
+            and self.padding == (0, 0)
+            and self.behind == (0, 0)
+        )
 
     @property
     def run(self) -> int:
@@ -40,7 +45,13 @@ class Window:
         out = [
             (size + 2 * p + more - d * (k - 1) - 1) // s + 1
             for size, k, s, p, more, d in zip(
-                (height, width), self.kernel, self.stride, self.padding, self.behind, self.dilation, strict=True
+                (height, width),
+                self.kernel,
+                self.stride,
+                self.padding,
+                self.behind,
+                self.dilation,
+                strict=True,
             )
         ]
         return out[0], out[1]

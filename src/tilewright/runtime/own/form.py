@@ -29,7 +29,6 @@ ACTIVATIONS = (
 """In the order of the native enumeration."""
 
 
-
 PLAIN = "none"
 
 PLAIN = "none"
@@ -125,7 +124,9 @@ class Form(Fusible):
         if self.activation != PLAIN:
             return [Epilogue(affine(), lambda constants, _: replace(self, affine=constants).call())]
         found = [
-            Epilogue(body, self.activated(name)) for name, body in activations().items() if name in ACTIVATIONS
+            Epilogue(body, self.activated(name))
+            for name, body in activations().items()
+            if name in ACTIVATIONS
         ]
         if not self.added and self.way is not Way.DEPTHWISE:
             found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))

@@ -108,7 +108,9 @@ class Products:
             return None
         taps = weight[0, 0].numel() if weight.dim() > 2 else 1
         sizes = (weight.shape[0], weight.shape[1], taps)
-        return Form(self, self._packed_later(usable, way), padded(bias, self.panel), sizes, window, task, way, usable).call()
+        return Form(
+            self, self._packed_later(usable, way), padded(bias, self.panel), sizes, window, task, way, usable
+        ).call()
 
     def _way(self, task: FrozenProduct, weight: Tensor, window: Window | None) -> Way | None:
         """How a product is done; None where it is not."""
@@ -117,7 +119,11 @@ class Products:
         if window is None:
             return None
         if task.fewer_products:
-            return Way.WINOGRAD if task.groups == 1 and weight.dim() == 4 and fits(window, weight, task.shape) else None
+            return (
+                Way.WINOGRAD
+                if task.groups == 1 and weight.dim() == 4 and fits(window, weight, task.shape)
+                else None
+            )
         if not self._fits(weight, window, task.groups):
             return None
         return Way.DEPTHWISE if task.groups > 1 else Way.SUMS

@@ -17,14 +17,13 @@ from tilewright.tuning.thresholds import OWN_KERNELS
 
 from .conv_window import Window
 
-
 TILE = len(TWO.back), len(THREE.back)
 """Places of the result, down and across, that are made together."""
 
 
 def fits(window: Window, weight: Tensor, shape: Sequence[Expr]) -> bool:
-    """Whether it is a convolution of 3 x 3 that moves by one place, with channels enough that what is turned pays, and a
-    result `shape` large enough that reading more weights does."""
+    """Whether it is a convolution of 3 x 3 that moves by one place, with channels enough that what is turned pays,
+    and a result `shape` large enough that reading more weights does."""
     one, (images, _, *space) = (1, 1), map(dims.static, shape)
     usual = window.kernel == (3, 3) and window.stride == one and window.dilation == one
     blocks = [-(-n // by) for n, by in zip(space, TILE, strict=True) if n is not None]

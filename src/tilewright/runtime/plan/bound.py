@@ -224,8 +224,8 @@ class Workspace:
         return b, offset
 
     def acts_between(self, start: int, end: int) -> tuple[Act, ...]:
-        """What a run does in the steps from `start` up to `end`, in order. Calls that the caller's thread does alone become
-        one act with their like and what stands between them."""
+        """What a run does in the steps from `start` up to `end`, in order. Calls that the caller's thread does
+        alone become one act with their like and what stands between them."""
         made: list[Act] = []
         segment = self.part.segment
         calls = any(isinstance(s, Call) for s in segment.steps)
