@@ -52,6 +52,8 @@ class Convolution:
     output_padding: tuple[int, ...]
     groups: int
     transposed: bool
+    uneven: tuple[tuple[int, int], ...] = ()
+    """Zeros in front of and behind the image besides those of `padding`, which the call adds itself."""
 
 
 @dataclass(frozen=True, slots=True)

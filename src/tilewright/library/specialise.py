@@ -21,6 +21,7 @@ from .epilogue import absorb
 from .frozen_operands import Frozen
 from .offers.offer import Maker, Offer
 from .offers.registry import find_faster, is_offered
+from .padded_convolutions import take_zeros
 from .select import drop_unread
 from .spare import offered
 
@@ -41,7 +42,7 @@ def specialise(
 
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
-    packed, offers = pack(graph, target, maker)
+    packed, offers = pack(take_zeros(graph), target, maker)
     chosen = choose(unflatten(packed), offers, timer, exact=exact)
     return drop_unread(absorb(drop_unread(chosen), exact=exact))
 

@@ -457,6 +457,8 @@ class OwnKernelThresholds:
     min_depth: int
     min_run_elements: int
     min_filled_ratio: float
+    min_winograd_channels: int
+    min_winograd_tiles: int
 
 
 OWN_KERNELS = load(OwnKernelThresholds, "own_kernels")

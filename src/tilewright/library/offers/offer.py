@@ -65,8 +65,10 @@ class FrozenProduct:
     """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
 
     A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C / groups,
-    kernel...], x and a result with their channels at dim 1, and the numbers of its window. `flush` gives a weight that
-    holds denormal numbers in the form in which it is used."""
+    kernel...], x and a result with their channels at dim 1, and the numbers of its window. `flush` gives a weight
+    that holds denormal numbers in the form in which it is used. With `fewer_products`, sums are turned so that
+    fewer are needed, which rounds otherwise (`rewrite/winograd`). `uneven` are zeros besides those of `padding`, as
+    of a `Convolution`."""
 
     weight: object
     bias: object | None
@@ -77,6 +79,8 @@ class FrozenProduct:
     dilation: tuple[int, ...] = ()
     groups: int = 1
     flush: Callable[[], object] | None = None
+    fewer_products: bool = False
+    uneven: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

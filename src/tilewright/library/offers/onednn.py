@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, Symbol, slot, substitute
@@ -42,7 +43,7 @@ def offers(known: Known, target: Target) -> Sequence[Offer]:
         case Convolution() if len(task.shape) != 3:
             window = _Window(
                 list(task.padding), list(task.output_padding), list(task.stride), list(task.dilation), task.groups,
-                task.transposed,
+                task.transposed, tuple(n for pair in reversed(task.uneven) for n in pair),
             )  # fmt: skip
             make = lambda: window.call(known.used_weight(), bias, task.x_shape, task.shape)  # noqa: E731
         case Convolution() | Attention():
@@ -225,13 +226,21 @@ class _Window:
     dilation: list[int]
     groups: int
     transposed: bool
+    around: tuple[int, ...] = ()
+    """Zeros around the image besides the padding, as torch's `pad` takes them."""
 
     def call(
         self, weight: Tensor, bias: Tensor | None, source: Sequence[Expr], shape: Sequence[Expr]
     ) -> LibraryCall:
         """The call on a packed weight, for an input of shape `source`."""
+        more = [sum(self.around[k : k + 2]) for k in range(len(self.around) - 2, -1, -2)] or [0] * len(
+            source[2:]
+        )
+        sides = [
+            (dims.static(s) or ONEDNN.assumed_image_side) + n for s, n in zip(source[2:], more, strict=True)
+        ]
         packed = self.pack(
-            weight.contiguous(), [1, *(dims.static(s) or ONEDNN.assumed_image_side for s in source[1:])]
+            weight.contiguous(), [1, dims.static(source[1]) or ONEDNN.assumed_image_side, *sides]
         )
         vector = bias.contiguous() if bias is not None else None
         return _Conv(packed, vector, self, channels_last(source), channels_last(shape)).call()
@@ -250,6 +259,10 @@ class _Window:
 _convolution = onednn._convolution_pointwise.default
 _convolution_add = onednn._convolution_pointwise_.binary
 _transposed_convolution = onednn._convolution_transpose_pointwise.default
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,10 +312,11 @@ class _Conv(Fusible):
         w, weight, bias = self.window, self.weight, self.bias
         name, numbers, algorithm = self.attribute
         scalars, places = list(numbers), (w.padding, w.stride, w.dilation, w.groups)
+        widen = functools.partial(pad, pad=list(w.around)) if w.around else _same
         if self.added:
             unary = None if self.attribute == PLAIN else name
             return lambda x, other: _convolution_add(
-                other, x, weight, bias, *places, "add", 1.0, unary, scalars, algorithm
+                other, widen(x), weight, bias, *places, "add", 1.0, unary, scalars, algorithm
             )
         if w.transposed:
             return lambda x: _transposed_convolution(
@@ -318,4 +332,4 @@ class _Conv(Fusible):
                 scalars,
                 algorithm,
             )
-        return lambda x: _convolution(x, weight, bias, *places, name, scalars, algorithm)
+        return lambda x: _convolution(widen(x), weight, bias, *places, name, scalars, algorithm)

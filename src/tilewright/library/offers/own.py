@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
@@ -25,14 +26,17 @@ def own_provider(maker: Maker) -> Provider:
                 made = FrozenProduct(weight, known.bias, task.x_shape, task.shape, flush=known.flush)
                 return (Offer("own", lambda: maker(made)),)
             case Convolution(transposed=False):
-                window = (task.stride, task.padding, task.dilation, task.groups)
-                made = FrozenProduct(weight, known.bias, task.x_shape, task.shape, *window, known.flush)
+                window = (task.stride, task.padding, task.dilation, task.groups, known.flush)
+                made = FrozenProduct(
+                    weight, known.bias, task.x_shape, task.shape, *window, uneven=task.uneven
+                )
                 slow = (
                     task.groups > 1
                     and weight is not None
                     and weight[0, 0].numel() > ONEDNN.max_unblocked_taps
                 )
-                return (Offer("own", lambda: maker(made), slow),)
+                fewer = replace(made, fewer_products=True)
+                return (Offer("own", lambda: maker(made), slow), Offer("winograd", lambda: maker(fewer)))
             case Convolution():
                 return ()
 

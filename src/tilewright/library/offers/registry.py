@@ -110,6 +110,7 @@ def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer])
                 task.dilation,
                 task.groups,
                 task.transposed,
+                task.uneven,
             )
             return LibraryCall(
                 "convolution", Unchosen(), (Operand(0),), strides=(channels_last(task.shape),), reason="convolution",

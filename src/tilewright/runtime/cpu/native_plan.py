@@ -1,5 +1,5 @@
-"""Plans whose calls are all our own: one native call runs every step, without Python between products, kernels and
-loops."""
+"""Stretches of a plan whose calls are our own: one native call runs all steps, without Python between products, kernels
+and loops."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tilewright.allocate import Block, pack
 from tilewright.errors import BuildError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
@@ -18,8 +19,8 @@ from tilewright.ir.sizes.host import number
 from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.loops.call import LoopRunner
-from tilewright.runtime.own.product import linear_of
-from tilewright.runtime.plan.bound import Workspace
+from tilewright.runtime.own.native import linear_of
+from tilewright.runtime.plan.bound import BoundSegment, Workspace
 from tilewright.runtime.plan.call_results import Act, Tensors
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import torch_dtype
@@ -29,13 +30,14 @@ from .native_steps import Header, Stage, Tables, beside_stage, copy_stage, is_de
 
 
 def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
-    """Let the second run of `workspace` and all later ones be one native call, by the function that `native` gives,
-    where that is possible. The first one goes step by step: a call that raises is replaced then."""
+    """Let the second run of `workspace` and all later ones be few native calls, by the function that `native`
+    gives: one for each stretch of steps that allow it. The first one goes step by step: a call that raises is
+    replaced then."""
     part = workspace.part
     single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
         return
-    if not any(isinstance(step, Call) for step in part.segment.steps):
+    if sum(isinstance(step, Call) and _fits(step) for step in part.segment.steps) == 0:
         return
     plain = workspace.acts
 
@@ -43,53 +45,150 @@ def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None
         for act in plain:
             act(tensors)
         try:
-            workspace.acts = (Joined(workspace, native),)
-        except (LookupError, BuildError):  # the function may have to be built, and the compiler may be gone
+            workspace.acts = _joined(workspace, native)
+        except BuildError:  # the function may have to be built, and the compiler may be gone
             workspace.acts = plain
 
-    if all(_fits(step) for step in part.segment.steps):
-        workspace.acts = (first,)
+    workspace.acts = (first,)
 
 
-def _fits(step: object) -> bool:
-    """Whether a step is of a kind that has a stage; its layout may still forbid one."""
-    return (
-        not isinstance(step, Call)
-        or isinstance(step.call.function, LoopRunner)
-        or linear_of(step.call.function) is not None
-    )
+def _fits(step: Call) -> bool:
+    """Whether a call is of a kind that has a stage; its layout may still forbid one."""
+    return isinstance(step.call.function, LoopRunner) or linear_of(step.call.function) is not None
+
+
+def _joined(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> tuple[Act, ...]:
+    """What a run does, with each stretch of steps of some calls as one act."""
+    steps = workspace.part.segment.steps
+    stretches: list[tuple[int, int, Joined | None]] = []
+    at = 0
+    while at < len(steps):
+        group, end = Joined(workspace), at
+        while end < len(steps) and group.takes(steps[end]):
+            end += 1
+        worth = group.loops or group.calls > 1 or end - at == len(steps)
+        if group.calls and worth:
+            stretches.append((at, end, group))
+            at = end
+        else:
+            stretches.append((at, max(end, at + 1), None))
+            at = max(end, at + 1)
+    groups = [group for _, _, group in stretches if group is not None]
+    if not groups:
+        return workspace.acts_between(0, len(steps))
+    run = native()
+    memory = _Results(workspace, groups)
+    for group in groups:
+        group.finish(run, memory)
+    acts: list[Act] = []
+    for start, end, group in stretches:
+        if group is None:
+            acts += workspace.acts_between(start, end)
+        else:
+            acts += [group, *workspace.freeing_between(start, end)]
+    return tuple(acts)
+
+
+class _Results:
+    """Memory for what the calls of some groups make: new in each call if it leaves the plan, or may be taken over
+    by a call of others; else in one block that lasts, each place as long as it is read. What is made beside loops,
+    which may run side by side, has memory of its own."""
+
+    def __init__(self, workspace: Workspace, groups: Sequence[Joined]) -> None:
+        part = workspace.part
+        plan, layouts = part.plan, part.layouts
+        joined = {id(step) for group in groups for step in group.steps}
+        leaving = {root_of(plan.buffers, o) for o in plan.outputs if isinstance(o, int)}
+        for step in part.segment.steps:
+            if isinstance(step, Call) and id(step) not in joined and (step.call.reuses != -1 or step.guarded):
+                leaving |= {root_of(plan.buffers, b) for b in step.inputs}
+        made = [
+            (b, group)
+            for group in groups
+            for step in group.steps
+            if isinstance(step, Call)
+            for b in step.outputs
+        ]
+        lasting = [b for b, group in made if b not in leaving and not group.loops]
+        most = KEPT_MEMORY.max_lasting_result_bytes
+        looped = [
+            b for b, group in made if b not in leaving and group.loops and layouts.bytes_of(plan, b) <= most
+        ]
+        blocks = [
+            Block(layouts.bytes_of(plan, b), plan.buffers[b].start, plan.buffers[b].end) for b in lasting
+        ]
+        places, size = pack(blocks, KEPT_MEMORY.cpu_alignment_bytes)
+        self.memory = torch.empty(max(1, size), dtype=torch.uint8)
+        self.lasting = {
+            b: self._view(at, block.size, *self.form(part, b))
+            for b, at, block in zip(lasting, places, blocks, strict=True)
+        } | {b: part.make(*self.form(part, b)) for b in looped}
+
+    def _view(
+        self, at: int, size: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
+        return self.memory[at : at + size].view(dtype).as_strided(shape, strides)
+
+    @staticmethod
+    def form(part: BoundSegment, b: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """Shape, strides and type of a buffer."""
+        return part.layouts.shapes[b], part.layouts.strides[b], torch_dtype(part.plan.buffers[b].spec.dtype)
 
 
 class Joined:
-    """All steps of a workspace as one act. Raises LookupError where one of them has no native form, or where they have
-    no loop and are work for more than one core: threads then take part step by step."""
+    """Some steps of a workspace as one act. Those that have no loop run on as many threads as each of them is
+    worth; with loops, threads are held over all of them."""
 
-    def __init__(self, workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         self.workspace, part = workspace, workspace.part
         self.part, self.layouts = part, part.layouts
         self.tables = Tables(workspace)
         self.kept: list[object] = []
         self.nanoseconds = 0
+        self.calls = self.loops = 0
         self.run: Callable[..., int] | None = None
         self.views: list[Act] = []
         self.lasting: list[tuple[int, Tensor]] = []
         self.makes: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]] = []
         """Results that are new tensors in each call."""
-        rows = [(step, stage) for step in part.segment.steps for stage in self._stages(step)]
-        stages = self._side_by_side(rows)
-        self.hold = self.nanoseconds > part.plan.alone_ns
-        if self.run is None:
-            if self.hold:
-                raise LookupError
-            self.run = native()
+        self.rows: list[tuple[Step, Stage]] = []
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that were taken in and have a stage."""
+        return [step for step, _ in self.rows]
+
+    def takes(self, step: Step) -> bool:
+        """Take in the next step, if it has a native form."""
+        if isinstance(step, Call) and not (_fits(step) and all(map(self._is_own, step.outputs))):
+            return False
+        try:
+            self.rows += [(step, stage) for stage in self._stages(step)]
+        except LookupError:
+            return False
+        self.calls += isinstance(step, Call)
+        self.loops += isinstance(step, Call) and isinstance(step.call.function, LoopRunner)
+        return True
+
+    def _is_own(self, b: int) -> bool:
+        buffer = self.part.plan.buffers[b]
+        return buffer.home is Home.LIBRARY and buffer.source < 0
+
+    def finish(self, run: Callable[..., int], memory: _Results) -> None:
+        """All steps were taken in: `run` is what runs them, with results in `memory`."""
+        stages = self._side_by_side(self.rows)
+        several = self.nanoseconds > self.part.plan.alone_ns
+        self.hold = several and bool(self.loops)
+        self.spreads = several
+        self.run = self.run or run
         table = (Stage * max(1, len(stages)))(*stages)
         self.header = Header(
-            bases=workspace.bases.buffer_info()[0], stages=ctypes.addressof(table), count=len(stages),
+            bases=self.workspace.bases.buffer_info()[0], stages=ctypes.addressof(table), count=len(stages),
             last=-1, threads=1, hold=self.hold,
         )  # fmt: skip
-        self.kept += [table, stages]
+        self.kept += [table, stages, memory]
         self.address = ctypes.addressof(self.header)
-        self._results()
+        self._results(memory)
 
     def _stages(self, step: Step) -> Sequence[Stage]:
         workspace = self.workspace
@@ -176,25 +275,21 @@ class Joined:
     def _like(self, b: int) -> Tensor:
         return torch.empty(self.layouts.shapes[b], dtype=torch_dtype(self.part.plan.buffers[b].spec.dtype))
 
-    def _results(self) -> None:
-        """Memory for what calls make, new in each call if it leaves or is large; and which operands have addresses that
-        each call brings: those of calls and of copies, as kernels may read neither."""
-        plan, layouts, workspace = self.part.plan, self.layouts, self.workspace
-        leaving = {root_of(plan.buffers, o) for o in plan.outputs if isinstance(o, int)}
-        for step in self.part.segment.steps:
+    def _results(self, memory: _Results) -> None:
+        """Where calls put what they make; and which operands have addresses that each call brings: those of calls
+        and of copies, as kernels may read neither."""
+        workspace = self.workspace
+        for step in self.steps:
             if isinstance(step, Copy):
                 workspace.addressed |= {workspace.locate(b)[0] for b in (step.source, step.target)}
             if not isinstance(step, Call):
                 continue
             workspace.addressed |= {workspace.locate(b)[0] for b in step.inputs}
             for b in step.outputs:
-                if plan.buffers[b].home is not Home.LIBRARY or plan.buffers[b].source >= 0:
-                    raise LookupError
-                form = layouts.shapes[b], layouts.strides[b], torch_dtype(plan.buffers[b].spec.dtype)
-                if b in leaving or layouts.bytes_of(plan, b) > KEPT_MEMORY.max_lasting_result_bytes:
-                    self.makes.append((b, *form))
+                t = memory.lasting.get(b)
+                if t is None:
+                    self.makes.append((b, *memory.form(self.part, b)))
                 else:
-                    t = self.part.make(*form)
                     workspace.bases[b] = t.data_ptr()
                     self.lasting.append((b, t))
 
@@ -206,7 +301,7 @@ class Joined:
             bases[b] = t.data_ptr()
         for b, t in self.lasting:
             tensors[b] = t
-        if self.hold:
+        if self.spreads:
             self.header.threads = self.tables.spread()
         self.header.done = 0
         assert self.run is not None

@@ -9,7 +9,7 @@ import torch
 
 from tilewright.plan.data import Call, Copy, Launches
 from tilewright.runtime.own.conv_window import dense
-from tilewright.runtime.own.product import linear_of
+from tilewright.runtime.own.native import linear_of
 from tilewright.runtime.plan.bound import Layouts, Workspace
 from tilewright.runtime.plan.tensors import same_layout
 

@@ -28,7 +28,7 @@ from tilewright.runtime.cpu.native_steps import (
 )
 from tilewright.runtime.cpu.pool import pool
 from tilewright.runtime.cpu.toolchain import build_texts, load
-from tilewright.runtime.own.product import linear_of
+from tilewright.runtime.own.native import linear_of
 from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.executable import Bound
 from tilewright.runtime.plan.launch import raise_error

@@ -36,6 +36,8 @@ struct Product {
   float low, high, scale, shift;
   i64 affine;  // whether scale and shift follow the activation
   i64 step, line;  // floats from place to place of an image, and from line to line
+  const float* plain;                     // weights as they came: [columns][inner][taps], of a few convolutions
+  void* (*scratch)(i64 worker, i64 bytes);  // memory of a worker until its next call
 };
 struct Run {
   const Product* p;
@@ -52,14 +54,27 @@ inline R broadcast(float a) { return a - R{}; }
 struct Walk {
   i64 taps, n, last, group;
 };
-// What becomes of sums: out[r][:] = (before[r][:] +) sums[r][:] (+ bias[:] + added[r][:]); what is null is left out.
+// What becomes of sums: out[r][:] = (before[r][:] +) sums[r][:] (+ bias[:] + added[r][:]); what is null is left out. `n`
+// columns are there, and what is stored of them is cut at both ends where `cut` says so.
 struct Ends {
   const float *before, *bias, *added;
   float* out;
   i64 step;  // floats between rows of `added` and of `out`; rows of `before` are a panel
+  i64 n;
+  bool cut;
+  float low, high;
 };
 // Sums that a tile keeps, of panels as rows.
-inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel}; }
+inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel, panel, false, 0.f, 0.f}; }
+
+// Up to `left` of a vector, perhaps none or all.
+TW_INLINE R some_of(const float* from, i64 left) {
+  return left >= lanes ? load<float, lanes>(from).v : left > 0 ? load_part<float, lanes>(from, left).v : R{};
+}
+TW_INLINE void store_some(float* to, V v, i64 left) {
+  if (left >= lanes) store(to, v);
+  else if (left > 0) store_part(to, v, left);
+}
 
 #define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < J; j++)
 // Ends of sums over taps and k of rows[t][r][k] * weights[t][k][:], on J vectors. Also fetches the line at `ahead` into the
@@ -100,8 +115,17 @@ TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w
     before = tile;
   }
   if (ends.bias) TW_TILE acc[r][j] += load<float, lanes>(ends.bias + j * lanes).v;
-  if (ends.added) TW_TILE acc[r][j] += load<float, lanes>(ends.added + r * ends.step + j * lanes).v;
-  TW_TILE store(ends.out + r * ends.step + j * lanes, V{acc[r][j]});
+  const bool whole = ends.n >= J * lanes;
+  if (ends.added) {
+    if (whole) TW_TILE acc[r][j] += load<float, lanes>(ends.added + r * ends.step + j * lanes).v;
+    else TW_TILE acc[r][j] += some_of(ends.added + r * ends.step + j * lanes, ends.n - j * lanes);
+  }
+  if (ends.cut) {
+    const V low = splat<float, lanes>(ends.low), high = splat<float, lanes>(ends.high);
+    TW_TILE acc[r][j] = minimum(maximum(V{acc[r][j]}, low), high).v;
+  }
+  if (whole) TW_TILE store(ends.out + r * ends.step + j * lanes, V{acc[r][j]});
+  else TW_TILE store_some(ends.out + r * ends.step + j * lanes, V{acc[r][j]}, ends.n - j * lanes);
 }
 #undef TW_TILE
 
@@ -203,9 +227,10 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const i64 pieces = max(i64(1), (p.inner + chain - 1) / chain), piece = (p.inner + pieces - 1) / pieces;
   const i64 group = pieces > 1 ? 1 : min(p.taps, chain / max(i64(1), p.inner));
   const i64 most = chains * group, some_taps = pieces > 1 ? 1 : most, some_pieces = pieces > 1 ? most : 1;
-  const bool plain = p.activation == none && !p.affine && n == J * lanes;  // what is stored is in the registers
+  const bool plain = p.activation <= clamp && !p.affine;  // what is stored is in the registers
   const float* weights = p.weights + column * length * panel;
   const float* bias = p.bias ? p.bias + start : nullptr;
+  const bool fresh = p.height == 0 && !run.by_panel && column == 0 && run.stride == p.inner && length <= some_pieces * piece;
   alignas(64) float tiles[most_rows * panel];
   const float* rows[chains * chain * down];
   for (i64 t = 0; t < p.taps; t += some_taps)
@@ -224,10 +249,14 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
         for (i64 q = 1; q < parts; q++)
           for (int r = 0; r < m; r++) rows[q * down + r] = rows[r] + q * piece;
         Ends ends = kept(tile, t + c > 0);
-        if (ended && plain) ends = {ends.before, bias, added, out, p.columns};
-        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip.
-        const i64 part = panel / strips;
-        sums_of<J>(m, rows, walk, here, ends, here + inputs * (panel + s * part), part);
+        if (ended && plain) {
+          const bool open = p.activation == relu;
+          ends = {ends.before, bias, added, out, p.columns, n, p.activation != none, open ? 0.f : p.low, open ? __builtin_inff() : p.high};
+        }
+        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip; or where
+        // rows are read for the first time, those of the next strip.
+        const i64 part = fresh ? m : panel / strips;
+        sums_of<J>(m, rows, walk, here, ends, fresh ? rows[0] + m * run.stride : here + inputs * (panel + s * part), part);
         if (ended && !plain) finish_of(p, tile, m, n, bias, added, out, p.columns);
       }
     }

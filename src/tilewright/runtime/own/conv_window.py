@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,30 +15,43 @@ from tilewright.runtime.plan.tensors import same_layout
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x). One over lines has height 1."""
+    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x), and how much more padding
+    is behind the image than in front of it. One over lines has height 1."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    behind: tuple[int, int] = (0, 0)
 
     @property
     def pointwise(self) -> bool:
         """Whether each place reads only itself."""
-        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+        return (
+            self.kernel == (1, 1)
+            and self.stride == (1, 1)
+            and self.padding == (0, 0)
+            and self.behind == (0, 0)
+        )
 
     @property
     def run(self) -> int:
         """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
-        pointwise = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
+        pointwise = self.kernel[0] == 1 and self.dilation == (1, 1) and self.padding == self.behind == (0, 0)
         return self.kernel[1] if pointwise else 1
 
     def sizes(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the result."""
         out = [
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, k, s, p, d in zip(
-                (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
+            (size + 2 * p + more - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, more, d in zip(
+                (height, width),
+                self.kernel,
+                self.stride,
+                self.padding,
+                self.behind,
+                self.dilation,
+                strict=True,
             )
         ]
         return out[0], out[1]
@@ -53,7 +66,12 @@ def window_of(task: FrozenProduct, weight: Tensor) -> Window | None:
     both = [
         (n[0], n[1]) if rank == 2 else (alone, n[0]) for n, alone in zip(numbers, (1, 1, 0, 1), strict=True)
     ]
-    return Window(*both) if min(task.padding) >= 0 else None
+    window = Window(*both) if min(task.padding) >= 0 else None
+    if window is None or not task.uneven:
+        return window
+    front, behind = zip(*((0, 0), *task.uneven)[-2:], strict=True)
+    padding = window.padding[0] + front[0], window.padding[1] + front[1]
+    return replace(window, padding=padding, behind=(behind[0] - front[0], behind[1] - front[1]))
 
 
 def dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -33,7 +33,7 @@ from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import COMPARISON, TIMER
 from tilewright.tuning.thresholds import LIBRARY, SIZES
 
-from .product import SOURCES
+from .native import SOURCES
 
 LOG = logging.getLogger("tilewright")
 REFUSALS = (RuntimeError, MemoryError)

@@ -200,7 +200,7 @@ class Workspace:
             _tensors_seen(plan) if any(isinstance(s, Call) for s in part.segment.steps) else set[int]()
         )
         self.runs: list[Callable[[], int]] = []
-        self.acts = self._prepare()
+        self.acts = self.acts_between(0, len(part.segment.steps))
         self.views = tuple(self.lasting.items())
 
     def _view(self, b: int, place: int) -> Tensor:
@@ -223,14 +223,14 @@ class Workspace:
             return self.arena_slot, offset + self.part.place.get(b, 0)
         return b, offset
 
-    def _prepare(self) -> tuple[Act, ...]:
-        """What a run does, in order. Calls that the caller's thread does alone become one act with their like and what
-        stands between them."""
+    def acts_between(self, start: int, end: int) -> tuple[Act, ...]:
+        """What a run does in the steps from `start` up to `end`, in order. Calls that the caller's thread does
+        alone become one act with their like and what stands between them."""
         made: list[Act] = []
         segment = self.part.segment
         calls = any(isinstance(s, Call) for s in segment.steps)
         makes = segment.makes or ((),) * len(segment.steps)
-        table = list(zip(segment.steps, makes, segment.frees, strict=True))
+        table = list(zip(segment.steps, makes, segment.frees, strict=True))[start:end]
         for alone, run in groupby(table, lambda row: calls and self._is_alone(row[0])):
             acts: list[Act] = []
             rows = list(run)
@@ -245,6 +245,11 @@ class Workspace:
             some = any(isinstance(step, Call) for step, *_ in rows)
             made += steps.alone(acts) if alone and some else acts
         return tuple(made)
+
+    def freeing_between(self, start: int, end: int) -> list[Act]:
+        """Forgets the tensors that no step behind some reads."""
+        last = tuple(b for frees in self.part.segment.frees[start:end] for b in frees)
+        return [steps.freeing(last)] if last else []
 
     def _acts_of(self, together: Sequence[Step]) -> list[Act]:
         """What one step does, or copies that follow each other."""

@@ -1,0 +1,331 @@
+// Convolutions with windows of 3 x 3 that move by one place, in fp32, with fewer products (Winograd). Follows product.cpp and
+// depthwise.cpp in its unit.
+//
+// Blocks of 2 x 3 places of the result are made of 4 x 5 of the image: both sides are turned into 20 numbers (the image here,
+// the weights when they are packed), which are multiplied one by one, and the sums are turned back. Their law, and where the
+// numbers come from, is in rewrite/winograd.py. 20 products take the place of 54.
+//
+// What differs from a plain sum is rounding: each place of a block errs by the largest numbers of the whole block. So sums are
+// short (`short_chain`), and blocks that hold much larger numbers than the image has elsewhere, or some that are not finite,
+// are summed plainly.
+
+namespace {
+constexpr int tile_high = 2, tile_wide = 3, from_high = 4, from_wide = 5, numbers = from_high * from_wide;
+constexpr int across2 = 2, panel2 = lanes * across2;
+constexpr i64 short_chain = 16, long_chain = 64;
+constexpr i64 image_floats = 260000;  // numbers of some blocks, which stay in a core's cache
+constexpr i64 most_tiles = 48;
+constexpr i64 looked_at = 128, exceptions = 3;  // places of an image whose size tells what is usual, and how many of them may not
+constexpr float unusual = 2.f;                  // times of that which the places of a block may have
+
+struct Tiling {
+  const Run* run;
+  i64 high, wide, count;  // tiles of an image, and of all images
+  i64 blocks, groups, panels, step;
+  float limit;
+  void* (*scratch)(i64 worker, i64 bytes);
+};
+
+// x0 .. x3 to what stands for them, and sums back to two places.
+TW_INLINE void turn4(const R* x, i64 d, R* y, i64 e) {
+  y[0] = x[2 * d] - x[0];
+  y[e] = x[d] + x[2 * d];
+  y[2 * e] = x[2 * d] - x[d];
+  y[3 * e] = x[3 * d] - x[d];
+}
+TW_INLINE void turn4_back(const R* m, i64 d, R* y, i64 e) {
+  y[0] = m[0] + m[d] + m[2 * d];
+  y[e] = m[d] - m[2 * d] + m[3 * d];
+}
+// The same of five numbers, for the points 0, +-3/4, +-5/2: all constants are exact.
+TW_INLINE void turn5(const R* x, R* y) {
+  const R c = broadcast(-25.f / 4), d = broadcast(-9.f / 16);
+  y[0] = fused(x[0], broadcast(225.f / 64), fused(x[2], broadcast(-109.f / 16), x[4]));
+  const R even = fused(x[2], c, x[4]), odd = fused(x[1], c, x[3]) * broadcast(3.f / 4);
+  y[1] = even + odd, y[2] = even - odd;
+  const R even2 = fused(x[2], d, x[4]), odd2 = fused(x[1], d, x[3]) * broadcast(5.f / 2);
+  y[3] = even2 + odd2, y[4] = even2 - odd2;
+}
+TW_INLINE void turn5_back(const R* m, R* y) {
+  const R sum = m[1] + m[2], difference = m[1] - m[2], sum2 = m[3] + m[4], difference2 = m[3] - m[4];
+  y[0] = m[0] + sum + sum2;
+  y[1] = fused(difference, broadcast(3.f / 4), difference2 * broadcast(5.f / 2));
+  y[2] = fused(sum, broadcast(9.f / 16), sum2 * broadcast(25.f / 4));
+}
+
+// Numbers of one tile: to[number][channel], `apart` floats between two numbers. Gives the sum of squares of what is read.
+TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64 apart) {
+  R squares = R{};
+  for (i64 c = 0; c < channels; c += lanes) {
+    const i64 left = channels - c;
+    R x[numbers], rows[numbers];
+    if (left >= lanes) {
+#pragma GCC unroll 20
+      for (int k = 0; k < numbers; k++) x[k] = load<float, lanes>(at[k] + c).v;
+    } else {
+#pragma GCC unroll 20
+      for (int k = 0; k < numbers; k++) x[k] = load_part<float, lanes>(at[k] + c, left).v;
+    }
+#pragma GCC unroll 20
+    for (int k = 0; k < numbers; k++) squares = fused(x[k], x[k], squares);
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) turn4(x + k, from_wide, rows + k, from_wide);
+#pragma GCC unroll 4
+    for (int r = 0; r < from_high; r++) {
+      R y[from_wide];
+      turn5(rows + r * from_wide, y);
+#pragma GCC unroll 5
+      for (int k = 0; k < from_wide; k++) *(R*)(to + (r * from_wide + k) * apart + c) = y[k];
+    }
+  }
+  float parts[lanes], sum = 0.f;
+  __builtin_memcpy(parts, &squares, sizeof parts);
+  for (int k = 0; k < lanes; k++) sum += parts[k];
+  return sum;
+}
+
+// to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
+// added, and sums of some chains. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
+template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
+  for (i64 k = 0; k < n;) {
+    R total[M * across2];
+#pragma GCC unroll 16
+    for (int q = 0; q < M * across2; q++) total[q] = R{};
+    const bool first_of_all = k == 0;
+    for (const i64 end = min(n, k + long_chain); k < end;) {
+      R sum[M * across2];
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) sum[q] = R{};
+      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2, ahead += step) {
+        __builtin_prefetch(ahead, 0, 2);
+        const R first = *(const R*)w, second = *(const R*)(w + lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < M; r++) {
+          const R v = broadcast(from[r * apart + k]);
+          sum[2 * r] = fused(v, first, sum[2 * r]);
+          sum[2 * r + 1] = fused(v, second, sum[2 * r + 1]);
+        }
+      }
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) total[q] += sum[q];
+    }
+    if (!first_of_all) {
+#pragma GCC unroll 16
+      for (int q = 0; q < M * across2; q++) total[q] += *(const R*)(to + q * lanes);
+    }
+#pragma GCC unroll 16
+    for (int q = 0; q < M * across2; q++) *(R*)(to + q * lanes) = total[q];
+  }
+}
+
+void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
+  switch (m) {
+    case 1: return short_sums<1>(from, apart, w, n, to, ahead, step);
+    case 2: return short_sums<2>(from, apart, w, n, to, ahead, step);
+    case 3: return short_sums<3>(from, apart, w, n, to, ahead, step);
+    case 4: return short_sums<4>(from, apart, w, n, to, ahead, step);
+    case 5: return short_sums<5>(from, apart, w, n, to, ahead, step);
+    default: return short_sums<6>(from, apart, w, n, to, ahead, step);
+  }
+}
+
+// Where a tile lies: its image, its first row and place.
+struct Corner {
+  i64 image, y, x;
+};
+Corner corner_of(const Tiling& t, i64 tile) {
+  return {tile / t.wide / t.high, tile / t.wide % t.high * tile_high, tile % t.wide * tile_wide};
+}
+
+void aim(const Tiling& t, const Corner& corner, const float** at) {
+  const Product& p = *t.run->p;
+  for (i64 r = 0; r < from_high; r++)
+    for (i64 k = 0; k < from_wide; k++) {
+      const i64 y = corner.y + r - p.pad_y, x = corner.x + k - p.pad_x;
+      const bool inside = u64(y) < u64(p.height) && u64(x) < u64(p.width);
+      at[r * from_wide + k] = inside ? t.run->x + ((corner.image * p.height + y) * p.width + x) * p.inner : p.zeros;
+    }
+}
+
+// Places of a tile whose sums lie in sums[place], `panel` floats apart: n columns from `column` on.
+void finish_tile(const Tiling& t, const Corner& corner, i64 column, i64 n, const float* sums) {
+  const Run& run = *t.run;
+  const Product& p = *run.p;
+  const int wide = int(min(i64(tile_wide), p.out_width - corner.x));
+  for (i64 r = 0; r < min(i64(tile_high), p.out_height - corner.y); r++) {
+    const i64 at = (((corner.image * p.out_height) + corner.y + r) * p.out_width + corner.x) * p.columns + column;
+    finish_of(p, sums + r * tile_wide * panel, wide, n, p.bias ? p.bias + column : nullptr,
+              run.added ? run.added + at : nullptr, run.out + at, p.columns);
+  }
+}
+
+// The sums of a tile turned back: from[number], `apart` floats from each other.
+TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 column, i64 n, const float* from, i64 apart) {
+  const Run& run = *t.run;
+  const Product& p = *run.p;
+  const Ending ending = ending_of(p);
+  const bool direct = ending.direct && n == panel2;
+  const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
+  const i64 at = ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
+  alignas(64) float sums[tile_high * tile_wide * panel];
+  for (int j = 0; j < panel2; j += lanes) {
+    R rows[tile_high * from_wide];
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) {
+      R m[from_high];
+#pragma GCC unroll 4
+      for (int r = 0; r < from_high; r++) m[r] = *(const R*)(from + (r * from_wide + k) * apart + j);
+      turn4_back(m, 1, rows + k, from_wide);
+    }
+    const R bias = direct && p.bias ? load<float, lanes>(p.bias + column + j).v : R{};
+#pragma GCC unroll 2
+    for (int r = 0; r < tile_high; r++) {
+      R y[tile_wide];
+      turn5_back(rows + r * from_wide, y);
+#pragma GCC unroll 3
+      for (int k = 0; k < tile_wide; k++) {
+        if (!direct) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
+        else if (r < high && k < wide) {
+          const i64 to = at + (r * p.out_width + k) * p.columns + j;
+          V v = {y[k] + bias};
+          if (run.added) v = v + load<float, lanes>(run.added + to);
+          store(run.out + to, ending.cut ? minimum(maximum(v, ending.low), ending.high) : v);
+        }
+      }
+    }
+  }
+  if (!direct) finish_tile(t, corner, column, n, sums);
+}
+
+// A tile by plain sums, in chains of a piece of the channels, for n columns from `column` on.
+TW_NOINLINE void sum_plainly(const Tiling& t, const Corner& corner, const float* const* at, i64 column, i64 n) {
+  constexpr i64 piece = 64, taps = 9;
+  const Product& p = *t.run->p;
+  alignas(64) float sums[tile_high * tile_wide * panel], window[piece * taps + lanes];
+  for (i64 place = 0; place < tile_high * tile_wide; place++) {
+    const float* const* from = at + place / tile_wide * from_wide + place % tile_wide;
+    float* to = sums + place * panel;
+    for (i64 o = 0; o < panel2; o++) to[o] = 0.f;
+    for (i64 c = 0; c < p.inner; c += piece) {
+      const i64 some = min(piece, p.inner - c), length = some * taps;
+      for (i64 tap = 0; tap < taps; tap++)
+        for (i64 k = 0; k < some; k++) window[k * taps + tap] = from[tap / 3 * from_wide + tap % 3][c + k];
+      for (i64 o = 0; o < n; o++) {
+        const float* w = p.plain + ((column + o) * p.inner + c) * taps;
+        R sum = R{};
+        i64 k = 0;
+        for (; k + lanes <= length; k += lanes)
+          sum = fused(load<float, lanes>(window + k).v, load<float, lanes>(w + k).v, sum);
+        float parts[lanes], all = 0.f;
+        for (; k < length; k++) all = __builtin_fmaf(window[k], w[k], all);
+        __builtin_memcpy(parts, &sum, sizeof parts);
+        for (int l = 0; l < lanes; l++) all += parts[l];
+        to[o] += all;
+      }
+    }
+  }
+  finish_tile(t, corner, column, n, sums);
+}
+
+// Tiles [first, last) for some panels of columns.
+void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, float* memory) {
+  const Product& p = *t.run->p;
+  const i64 count = last - first, row = t.step, apart = count * row, strips = (count + down - 1) / down;
+  float* sums = memory ? memory + numbers * apart : nullptr;
+  const float* at[numbers];
+  bool plainly[most_tiles];
+  for (i64 k = 0; k < count; k++) {
+    const Corner corner = corner_of(t, first + k);
+    aim(t, corner, at);
+    plainly[k] = !memory || !(turn_tile(at, p.inner, memory + k * row, apart) <= t.limit);
+    for (i64 g = panel_from; plainly[k] && g < panel_to; g++)
+      sum_plainly(t, corner, at, g * panel2, min(i64(panel2), p.columns - g * panel2));
+  }
+  if (!memory) return;
+  for (i64 g = panel_from; g < panel_to; g++) {
+    const float* w = p.weights + g * numbers * p.inner * panel2;
+    for (i64 a = 0; a < numbers; a++, w += p.inner * panel2)
+      for (i64 s = 0; s < strips; s++) {
+        const i64 k = count * s / strips, part = panel2 / strips;
+        short_sums_of(count * (s + 1) / strips - k, memory + a * apart + k * row, row, w, p.inner,
+                      sums + (a * count + k) * panel2, w + p.inner * (panel2 + s * part), part);
+      }
+    for (i64 k = 0; k < count; k++)
+      if (!plainly[k])
+        turn_tile_back(t, corner_of(t, first + k), g * panel2, min(i64(panel2), p.columns - g * panel2), sums + k * panel2, count * panel2);
+  }
+}
+
+void tile_blocks(void* context, i64 begin, i64 end, i64 worker) {
+  const Tiling& t = *(const Tiling*)context;
+  const i64 most = (t.count + t.blocks - 1) / t.blocks;
+  float* memory = (float*)t.scratch(worker, numbers * most * (t.step + panel2) * 4);
+  for (i64 i = begin; i < end; i++) {
+    const i64 block = i / t.groups, group = i % t.groups;
+    tiles(t, t.count * block / t.blocks, t.count * (block + 1) / t.blocks, t.panels * group / t.groups,
+          t.panels * (group + 1) / t.groups, memory);
+  }
+}
+
+// Chooses into how many blocks of tiles, at least `least`, and groups of panels to cut: each block reads all weights of its
+// groups, and each group turns all tiles of its blocks.
+void deal(Tiling& t, i64 least, i64 threads) {
+  constexpr i64 turned = 60, bytes_each = 6;  // cycles for a vector of a tile, bytes of weights in a cycle
+  const Product& p = *t.run->p;
+  const i64 weights = numbers * p.inner * t.panels * panel2;
+  i64 best = -1;
+  const i64 cuts[2] = {least, min(t.count, round_up(least, threads))}, parts[2] = {1, min(t.panels, threads)};
+  for (const i64 blocks : cuts)
+    for (const i64 groups : parts) {
+      const i64 tiles = (t.count + blocks - 1) / blocks, panels = (t.panels + groups - 1) / groups, share = weights * panels / t.panels;
+      const i64 each = tiles * t.step / lanes * turned + share * 4 / bytes_each + tiles * share / lanes / 2;
+      const i64 cost = (blocks * groups + threads - 1) / threads * each;
+      if (best < 0 || cost < best) best = cost, t.blocks = blocks, t.groups = groups;
+    }
+}
+
+// A sum of squares that few of some places of the images exceed. The largest ones do not count: a single place that is far
+// out would make all like it usual.
+float usual_squares(const Product& p, const float* x, i64 places) {
+  float largest[exceptions + 1] = {};
+  const i64 some = min(places, looked_at);
+  for (i64 k = 0; k < some; k++) {
+    const float* at = x + places * k / some * p.inner;
+    R sum = R{};
+    for (i64 c = 0; c < p.inner; c += lanes) {
+      const V v = p.inner - c >= lanes ? load<float, lanes>(at + c) : load_part<float, lanes>(at + c, p.inner - c);
+      sum = fused(v.v, v.v, sum);
+    }
+    float parts[lanes], all = 0.f;
+    __builtin_memcpy(parts, &sum, sizeof parts);
+    for (int l = 0; l < lanes; l++) all += parts[l];
+    if (!(all < __builtin_inff())) continue;
+    for (i64 e = 0; e <= exceptions; e++)
+      if (all > largest[e]) {
+        const float other = largest[e];
+        largest[e] = all, all = other;
+      }
+  }
+  return largest[min(exceptions, some - 1)];
+}
+}  // namespace
+
+TW_API i64 tw_winograd_panel(void) { return panel2; }
+
+// out = act(images convolved with weights + bias + added), as tw_product; weights are [panel][number][channel][panel2].
+TW_API void tw_winograd(const Product* p, const float* x, i64 rows, i64 stride, const float* added, float* out, i64 threads) {
+  (void)stride;
+  if (rows <= 0 || p->columns <= 0) return;
+  resize(threads < 0 ? -threads : threads, threads < 0);
+  if (threads < 0) threads = -threads;
+  Run run = {p, x, added, out, rows, 0, 0, 0, 0, 0, false};
+  const i64 images = rows / (p->out_height * p->out_width);
+  Tiling t = {&run, (p->out_height + tile_high - 1) / tile_high, (p->out_width + tile_wide - 1) / tile_wide, 0, 0, 1, 0, 0, 0.f, p->scratch};
+  t.count = images * t.high * t.wide;
+  t.panels = (p->columns + panel2 - 1) / panel2;
+  t.step = round_up(p->inner, lanes) + lanes;  // no power of two apart
+  const i64 most = max(i64(1), min(most_tiles, image_floats / (numbers * t.step)));
+  deal(t, (t.count + most - 1) / most, threads);
+  t.limit = unusual * numbers * usual_squares(*p, x, images * p->height * p->width);
+  parallel(tile_blocks, &t, t.blocks * t.groups, 1, 0);
+}

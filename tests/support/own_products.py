@@ -1,0 +1,25 @@
+"""Code of our own for products with frozen weights, as tests ask for it."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from tilewright.ir.sizes import dims
+from tilewright.options import Options
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.own.product import Products
+from tilewright.runtime.store.cache import Store, default_root
+
+
+@functools.cache
+def products(threads: int, *, pack_lazily: bool = False) -> Products:
+    """What makes calls for so many threads."""
+    options = Options.make({"threads": threads})
+    return Products(host_target(), Store(default_root(options)), options, pack_lazily=pack_lazily)
+
+
+def sizes(t: Tensor) -> tuple[dims.Expr, ...]:
+    """The shape of a tensor."""
+    return tuple(map(dims.integer, t.shape))
