@@ -21,7 +21,8 @@ from tilewright.pipeline.compiler import compile_fx
 from tilewright.runtime.cpu import native_call
 from tilewright.runtime.cpu.kernels import _launchers  # pyright: ignore[reportPrivateUsage]
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Executable, Result
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.known_sizes import Result
 from tilewright.runtime.stats import STATS
 
 Run = Callable[[list[Argument]], list[Result]]

@@ -22,7 +22,8 @@ from tilewright.capture.aliasing.apart import meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Executable, Result
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.known_sizes import Result
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled

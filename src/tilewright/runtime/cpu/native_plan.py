@@ -183,10 +183,10 @@ class Joined:
         leaving = {root_of(plan.buffers, o) for o in plan.outputs if isinstance(o, int)}
         for step in self.part.segment.steps:
             if isinstance(step, Copy):
-                workspace.addressed |= {workspace.locate(b)[0] for b in (step.source, step.target)}
+                workspace.add_addressed(workspace.locate(b)[0] for b in (step.source, step.target))
             if not isinstance(step, Call):
                 continue
-            workspace.addressed |= {workspace.locate(b)[0] for b in step.inputs}
+            workspace.add_addressed(workspace.locate(b)[0] for b in step.inputs)
             for b in step.outputs:
                 if plan.buffers[b].home is not Home.LIBRARY or plan.buffers[b].source >= 0:
                     raise LookupError

@@ -19,6 +19,7 @@ import torch
 from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import built
+from tilewright.runtime.plan import reading
 from tilewright.runtime.store.cache import Store
 
 from .build import Built
@@ -86,7 +87,8 @@ class Driver:
     """The driver's library, opened once for a process. Raises BuildError where there is none."""
 
     def __init__(self, store: Store, options: Options, library: str = LIBRARY) -> None:
-        native = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
+        text = "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+        native = built([text], (), store, options)
         place, number = ctypes.c_void_p, ctypes.c_int64
         native.tw_cuda_open.argtypes = [ctypes.c_char_p, place]
         native.tw_cuda_error.restype = ctypes.c_char_p
@@ -98,12 +100,13 @@ class Driver:
         native.tw_cuda_forget.argtypes = [place]
         native.tw_cuda_forget.restype = None
         self.native = native
+        reading.attach(native)
         self.launch: Callable[[int, int], int] = native.tw_cuda_launch
         """Runs the records at an address on a stream (see the native side)."""
-        text = ctypes.c_char_p()
-        code = native.tw_cuda_open(library.encode(), ctypes.byref(text))
+        said = ctypes.c_char_p()
+        code = native.tw_cuda_open(library.encode(), ctypes.byref(said))
         if code < 0:
-            why = (text.value or b"").decode(errors="replace")
+            why = (said.value or b"").decode(errors="replace")
             raise BuildError(f"the GPU driver cannot be used: {why}", phase="load")
         self.check(code, "start")
 

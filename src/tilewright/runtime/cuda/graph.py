@@ -26,7 +26,7 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Bound, Result
+from tilewright.runtime.plan.known_sizes import Bound, Result
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import maker_on, memory_range, repeats_memory
 from tilewright.tuning.input_limits import CUDA_GRAPHS

@@ -1,9 +1,8 @@
 // Loads GPU kernels and runs the launch records of a plan: the only native call between two library calls of a plan.
 // Speaks to the driver's library directly; its prototypes stand here, so that no CUDA header is needed.
+//
+// Follows tensors.cpp in one text.
 #include <dlfcn.h>
-#include <stdint.h>
-
-#define TW_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 typedef int result;  // CUresult; 0 is success

@@ -1,0 +1,111 @@
+// Reads where tensors lie without a line of Python between: objects through Python's stable C interface, tensors through
+// torch's, so that nothing is built against headers of either. What a tensor says is read anew in each call: nothing is
+// remembered that could be out of date.
+//
+// Stands before launch.cpp and launch_cuda.cpp in one text.
+#include <stddef.h>
+#include <stdint.h>
+
+#define TW_API extern "C" __attribute__((visibility("default")))
+
+typedef void* tw_object;  // PyObject*
+
+// What is used of Python, declared by hand; the names are `Python.FUNCTIONS` in reading.py.
+struct tw_python {
+  tw_object (*function)(void* method, tw_object self, tw_object module);
+  tw_object (*first)(tw_object tuple, intptr_t place);
+  tw_object (*item)(tw_object list, intptr_t place);
+  unsigned long long (*number)(tw_object);
+  tw_object (*integer)(long long);
+  tw_object (*call)(tw_object function, tw_object const* args, size_t count, tw_object names);
+  tw_object (*list)(intptr_t count);
+  int (*put)(tw_object list, intptr_t place, tw_object);
+  intptr_t (*length)(tw_object list);
+  int (*replace)(tw_object list, intptr_t begin, intptr_t end, tw_object by);
+  void (*take)(tw_object);
+  void (*drop)(tw_object);
+  tw_object none, yes, no;
+};
+
+// The same of torch; a handle is the place of the pointer that a tensor's object holds.
+struct tw_torch {
+  int (*data)(void* handle, char** address);
+  int (*rank)(void* handle, int64_t* dims);
+  int (*strides)(void* handle, const int64_t** elements);
+  int64_t handle, type;         // bytes from the start of an object to its handle, and to its type
+  tw_object tensor, parameter;  // the types whose objects have a handle there
+};
+
+struct tw_input {  // how an argument must lie
+  int64_t place, slot;  // its number, and where its address goes among the bases
+  int64_t rank;
+  const int64_t* strides;  // negative: does not matter
+  char* wanted;            // its address, where that matters
+};
+
+struct tw_inputs {
+  int64_t count;
+  const tw_input* input;
+};
+
+namespace {
+tw_python python;
+tw_torch torch;
+
+// The address of the first element of a tensor; false for what is none, and for a tensor without memory.
+bool address(tw_object t, char** at) {
+  tw_object type = *(tw_object*)((char*)t + torch.type);
+  return (type == torch.tensor || type == torch.parameter) && !torch.data((char*)t + torch.handle, at);
+}
+
+// The same of a tensor that lies as wanted.
+bool lies(const tw_input& i, tw_object t, char** at) {
+  if (!address(t, at)) return false;
+  void* handle = (char*)t + torch.handle;
+  int64_t rank;
+  const int64_t* strides;
+  if (torch.rank(handle, &rank) || rank != i.rank || torch.strides(handle, &strides)) return false;
+  for (int64_t d = 0; d < rank; d++) {
+    if (i.strides[d] >= 0 && strides[d] != i.strides[d]) return false;
+  }
+  return true;
+}
+
+// (self: a tuple whose first item is the address of tw_inputs; the list of arguments; the address of bases, or 0) ->
+// whether all inputs lie as wanted. Their addresses then stand among the bases; without any they are what is wanted.
+tw_object read(tw_object self, tw_object const* given, intptr_t) {
+  const tw_inputs* w = (const tw_inputs*)(uintptr_t)python.number(python.first(self, 0));
+  char** bases = (char**)(uintptr_t)python.number(given[1]);
+  bool same = true;
+  for (int64_t k = 0; k < w->count && same; k++) {
+    const tw_input& i = w->input[k];
+    tw_object t = python.item(given[0], i.place);
+    if (!t) return nullptr;
+    char* at;
+    same = lies(i, t, &at) && (bases || at == i.wanted);
+    if (same && bases) bases[i.slot] = at;
+  }
+  tw_object answer = same ? python.yes : python.no;
+  python.take(answer);
+  return answer;
+}
+
+struct tw_method {  // PyMethodDef
+  const char* name;
+  void* function;
+  int convention;
+  const char* text;
+};
+
+const int ONE = 8, SEVERAL = 0x80;  // METH_O, METH_FASTCALL
+tw_method reading = {"read", (void*)read, SEVERAL, nullptr};
+}  // namespace
+
+// Called once, before anything else.
+TW_API void tw_attach_python(const tw_python* found, const tw_torch* tensors) {
+  python = *found;
+  torch = *tensors;
+}
+
+// The function of Python's that reads the inputs which `self` names, and keeps `self`.
+TW_API tw_object tw_reader(tw_object self) { return python.function(&reading, self, nullptr); }
