@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,7 @@ class Driver:
         native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, number, number, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
-        native.tw_cuda_replay.argtypes = [place] * 3
+        native.tw_cuda_replay.argtypes = [place] * 4 + [number] * 2
         native.tw_cuda_forget.argtypes = [place]
         native.tw_cuda_forget.restype = None
         self.native = native
@@ -122,6 +123,21 @@ class Driver:
         return _refused(-code, f"a kernel could not be launched: {name}")
 
 
+class Copies:
+    """Copies of whole memory on a device, `before` a graph and `behind` it: three numbers for each in `rows`, the
+    addresses of target and source, and bytes."""
+
+    def __init__(
+        self, before: Sequence[tuple[int, int, int]], behind: Sequence[tuple[int, int, int]]
+    ) -> None:
+        self.before, self.behind = len(before), len(behind)
+        self.rows = array("Q", [number for row in (*before, *behind) for number in row] or [0])
+        self.address = self.rows.buffer_info()[0]
+
+
+NO_COPIES = Copies((), ())
+
+
 class Device:
     """One GPU, `ordinal` as torch counts them."""
 
@@ -145,9 +161,11 @@ class Device:
             self._word.value = 0
         return code
 
-    def replay(self, instance: int, stream: int) -> None:
-        """Launch an instantiated graph on a stream."""
-        code = self.driver.native.tw_cuda_replay(self.address, instance, stream)
+    def replay(self, instance: int, stream: int, copies: Copies = NO_COPIES) -> None:
+        """Launch an instantiated graph on a stream, between copies."""
+        code = self.driver.native.tw_cuda_replay(
+            self.address, instance, stream, copies.address, copies.before, copies.behind
+        )
         if code:
             raise self.driver.run_failed(-code)
 
