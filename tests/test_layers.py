@@ -92,7 +92,7 @@ DEFINITIONS: Mapping[str, str] = {
     "plan.portable.FORMAT": "the version of a file format",
     "rewrite.split.origins.MAX_ORIGIN": "half of the exponents of float32",
     "runtime.cpu.huge_pages.LARGE_PAGE_BYTES": "a fact of the machine: a large page",
-    "runtime.cpu.native_call.MAX_TENSORS": "the size of an array in native code",
+    "runtime.call.held.UNSEEN": "a mark, no number",
     "runtime.cpu.pool.ABI_VERSION": "the version of a binary interface",
     "runtime.cuda.binary._VALUE": "a number of the file format",
     "runtime.cuda.binary._FRAME": "a number of the file format",

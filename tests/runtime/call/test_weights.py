@@ -1,5 +1,7 @@
 """Weights that change between calls, by every door: a call sees what they are now."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import copy
@@ -19,6 +21,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.scale: Tensor
         self.register_buffer("scale", torch.rand(6) + 0.5)
         self.second.weight = self.first.weight
 
@@ -50,7 +53,7 @@ def written(m: Net, x: Tensor) -> Tensor:
 
 def memory_swapped(m: Net, x: Tensor) -> Tensor:
     with torch.no_grad():
-        m.first.bias.set_(torch.randn(20)[3:9])
+        m.first.bias.set_(torch.randn(20).untyped_storage(), 3, (6,), (1,))
     return x
 
 

@@ -1,5 +1,7 @@
 """Replays of CUDA graphs on a driver without a GPU: what is looked at, and what is copied."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,7 @@
-// Reads where tensors lie without a line of Python between: objects through Python's stable C interface, tensors through
-// torch's, so that nothing is built against headers of either. What a tensor says is read anew in each call: nothing is
-// remembered that could be out of date.
+// Reads where tensors lie, and whether dicts hold what they held, without a line of Python between: objects through
+// Python's stable C interface, tensors through torch's, so that nothing is built against headers of either. What a tensor
+// says is read anew in each call: nothing is remembered that could be out of date. Of a dict, its version is: Python
+// changes it with everything that it puts there.
 //
 // Stands before launch.cpp and launch_cuda.cpp in one text.
 #include <stddef.h>
@@ -24,6 +25,8 @@ struct tw_python {
   int (*replace)(tw_object list, intptr_t begin, intptr_t end, tw_object by);
   void (*take)(tw_object);
   void (*drop)(tw_object);
+  intptr_t (*size)(tw_object dict);
+  tw_object (*find)(tw_object dict, tw_object key);
   tw_object none, yes, no;
 };
 
@@ -90,6 +93,54 @@ tw_object read(tw_object self, tw_object const* given, intptr_t) {
   return answer;
 }
 
+}  // namespace
+
+struct tw_named {
+  tw_object name, value;
+};
+
+struct tw_dict {  // what a dict held
+  tw_object dict;
+  uint64_t version;  // when it was last seen to hold that
+  int64_t size;      // negative: does not matter
+  int64_t count;
+  const tw_named* item;
+};
+
+struct tw_held {
+  int64_t dicts;
+  tw_dict* dict;
+  int64_t typed;
+  const tw_named* object;  // objects and their types
+  int64_t version;         // bytes from the start of a dict to its version; 0: it has none
+};
+
+namespace {
+bool holds(tw_dict& d, int64_t version) {
+  uint64_t now = version ? *(uint64_t*)((char*)d.dict + version) : 0;
+  if (version && now == d.version) return true;
+  if (d.size >= 0 && python.size(d.dict) != d.size) return false;
+  for (int64_t k = 0; k < d.count; k++) {
+    if (python.find(d.dict, d.item[k].name) != d.item[k].value) return false;
+  }
+  d.version = now;
+  return true;
+}
+
+// (self: a tuple whose first item is the address of tw_held) -> whether dicts hold the same objects, and objects have the
+// same types.
+tw_object same(tw_object self, tw_object) {
+  tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
+  bool held = true;
+  for (int64_t k = 0; k < w->dicts && held; k++) held = holds(w->dict[k], w->version);
+  for (int64_t k = 0; k < w->typed && held; k++) {
+    held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
+  }
+  tw_object answer = held ? python.yes : python.no;
+  python.take(answer);
+  return answer;
+}
+
 struct tw_method {  // PyMethodDef
   const char* name;
   void* function;
@@ -97,8 +148,8 @@ struct tw_method {  // PyMethodDef
   const char* text;
 };
 
-const int ONE = 8, SEVERAL = 0x80;  // METH_O, METH_FASTCALL
-tw_method reading = {"read", (void*)read, SEVERAL, nullptr};
+const int NONE = 4, ONE = 8, SEVERAL = 0x80;  // METH_NOARGS, METH_O, METH_FASTCALL
+tw_method reading = {"read", (void*)read, SEVERAL, nullptr}, comparing = {"same", (void*)same, NONE, nullptr};
 }  // namespace
 
 // Called once, before anything else.
@@ -109,3 +160,6 @@ TW_API void tw_attach_python(const tw_python* found, const tw_torch* tensors) {
 
 // The function of Python's that reads the inputs which `self` names, and keeps `self`.
 TW_API tw_object tw_reader(tw_object self) { return python.function(&reading, self, nullptr); }
+
+// The same for the function that looks at dicts.
+TW_API tw_object tw_comparer(tw_object self) { return python.function(&comparing, self, nullptr); }

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Python(ctypes.Structure):
     FUNCTIONS = (
         "PyCFunction_NewEx", "PyTuple_GetItem", "PyList_GetItem", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
         "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
-        "Py_DecRef",
+        "Py_DecRef", "PyDict_Size", "PyDict_GetItem",
     )  # fmt: skip
     OBJECTS = (None, True, False)
 
@@ -103,8 +104,12 @@ def table_of(inputs: Sequence[Lies]) -> Table:
     return table
 
 
-Maker = Callable[[object], Reader]
+Maker = Callable[[object], Any]
+"""Makes a callable of a tuple whose first item is the address of what it looks at."""
+
 _makers: list[Maker] = []
+COMPARERS: list[Maker] = []
+"""What makes the function that looks at dicts, if there is one (see `runtime/call/held.py`)."""
 
 
 def attach(library: ctypes.CDLL) -> bool:
@@ -120,13 +125,17 @@ def attach(library: ctypes.CDLL) -> bool:
     except (AttributeError, LookupError, OSError):
         return False
     library.tw_attach_python(ctypes.byref(Python(*found, *map(id, Python.OBJECTS))), ctypes.byref(tensors))
-    address = ctypes.cast(library.tw_reader, ctypes.c_void_p).value
-    assert address is not None
-    maker: Maker = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
-    if not _reads_well(maker):
+    if not _reads_well(_maker(library.tw_reader)):
         return False
-    _makers[:] = [maker]
+    _makers[:] = [_maker(library.tw_reader)]
+    COMPARERS[:] = [_maker(library.tw_comparer)]
     return True
+
+
+def _maker(function: Callable[..., object]) -> Maker:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # pyright: ignore[reportArgumentType]
+    assert address is not None
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
 
 
 def reader(inputs: Sequence[Lies]) -> Reader | None:
