@@ -73,6 +73,17 @@ def retyped(m: Net, x: Tensor) -> Tensor:
     return x.double()
 
 
+def retyped_alone(m: Net, x: Tensor) -> Tensor:
+    m.scale.data = m.scale.bfloat16()
+    return x
+
+
+def broadcast_from_now_on(m: Net, x: Tensor) -> Tensor:
+    m.first.bias.data = torch.randn(1)
+    m.scale.data = torch.rand(3, 1)
+    return x
+
+
 def moved_and_back(m: Net, x: Tensor) -> Tensor:
     m.to("meta").to_empty(device="cpu")
     with torch.no_grad():
@@ -120,8 +131,8 @@ def sizes_changed(m: Net, x: Tensor) -> Tensor:
 
 
 CHANGES = (
-    replaced, data_swapped, written, memory_swapped, resized, turned, retyped, moved_and_back, loaded, parametrised,
-    loaded_by_assignment, untied, objects_swapped, given_as_input, sizes_changed,
+    replaced, data_swapped, written, memory_swapped, resized, turned, retyped, retyped_alone, broadcast_from_now_on,
+    moved_and_back, loaded, parametrised, loaded_by_assignment, untied, objects_swapped, given_as_input, sizes_changed,
 )  # fmt: skip
 
 DOORS: dict[str, Callable[[Net], Callable[[Tensor], object]]] = {

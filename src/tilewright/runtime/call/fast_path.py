@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter, getitem, is_
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Result
-from tilewright.runtime.plan.reading import Lies, reader
+from tilewright.runtime.plan.reading import Lies, alike, reader
 
 from .held import Held, comparer
 
@@ -70,7 +70,8 @@ def _plain(value: object) -> tuple[object, object]:
 class Surroundings:
     """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
     attributes, and the closures and global names of its functions, forward methods and what these call by name.
-    `unchanged` compares identities; objects inside these are not looked into."""
+    `unchanged` compares identities, and sizes and types of tensors; other objects are not looked
+    into."""
 
     def __init__(self, target: Callable[..., object]) -> None:
         self.tensors: list[Tensor] = []
@@ -92,6 +93,7 @@ class Surroundings:
         for function in functions:
             self._add(function.__globals__, _globals_of(function))
         self._cells = tuple((c, v) for f in functions for c, v in _cells(f))
+        self._alike = alike(self.tensors)
         self._same = comparer(self._held(), self._modules)
 
     def _held(self) -> list[Held]:
@@ -132,10 +134,10 @@ class Surroundings:
         ])  # fmt: skip
 
     def unchanged(self) -> bool:
-        """Whether every name still means the same object, and no gradient is asked for."""
+        """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
         if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
             return False
-        if self._weights and not self._weights_stand():
+        if not self._alike() or self._weights and not self._weights_stand():
             return False
         try:
             same = self._same() if self._same is not None else self._look()
@@ -265,7 +267,7 @@ class Direct:
     ) -> None:
         """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
         self.executable = executable
-        self._template: list[Argument] = [0 if p.tensor is None else p.tensor for p in picks]
+        self._template: list[object] = [p.tensor for p in picks]
         self._picks = tuple((k, p.leaf) for k, p in enumerate(picks) if p.tensor is None)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
             p.tensor is None for p in picks
@@ -281,15 +283,15 @@ class Direct:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
         meets another one."""
         if self._plain:
-            args: list[Argument] = list(leaves)  # pyright: ignore[reportAssignmentType]
+            args = list(leaves)
         else:
             args = self._template[:]
             for k, leaf in self._picks:
-                args[k] = leaves[leaf]  # pyright: ignore[reportArgumentType]
+                args[k] = leaves[leaf]
         written = self.executable.written
         if written and next(meet(args, written, self._tensors), None) is not None:
             return LONG_WAY
-        results = self.executable(args, out)
+        results = self.executable(cast(list[Argument], args), out)
         if self._single:
             return results[self._order[0].result]
         ordered = (

@@ -78,8 +78,9 @@ def comparer(dicts: Sequence[Held], objects: Sequence[object]) -> Compare | None
 
 def _plain(of: Mapping[Any, object]) -> dict[Any, object] | None:
     """The dict itself: what a class shows of its own stands for one."""
-    shown = gc.get_referents(of) if type(of).__name__ == "mappingproxy" else [of]
-    return shown[0] if len(shown) == 1 and type(shown[0]) in (dict, OrderedDict) else None
+    shown: list[object] = gc.get_referents(of) if type(of).__name__ == "mappingproxy" else [of]
+    (found,) = shown if len(shown) == 1 else (None,)
+    return found if type(found) is dict or type(found) is OrderedDict else None
 
 
 class _Sample:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -463,7 +463,7 @@ class Graphs:
 
 
 @contextlib.contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Generator[None]:
     """What runs inside is written down. `torch.cuda.graph` would give all memory that torch keeps back to the driver
     first, and the next calls of other sizes would wait to get it again."""
     torch.cuda.synchronize()

@@ -35,6 +35,10 @@ struct tw_torch {
   int (*data)(void* handle, char** address);
   int (*rank)(void* handle, int64_t* dims);
   int (*strides)(void* handle, const int64_t** elements);
+  int (*sizes)(void* handle, const int64_t** sizes);
+  int (*type_of)(void* handle, int32_t* number);
+  int (*device)(void* handle, int32_t* kind);
+  int (*device_number)(void* handle, int32_t* number);
   int64_t handle, type;         // bytes from the start of an object to its handle, and to its type
   tw_object tensor, parameter;  // the types whose objects have a handle there
 };
@@ -43,7 +47,9 @@ struct tw_input {  // how an argument must lie
   int64_t place, slot;  // its number, and where its address goes among the bases
   int64_t rank;
   const int64_t* strides;  // negative: does not matter
-  char* wanted;            // its address, where that matters
+  char* wanted;            // its address, where that matters; ANY: it does not
+  const int64_t* sizes;    // null: others see to them, to the type and to the device
+  int32_t facts[3];        // type, kind and number of the device
 };
 
 struct tw_inputs {
@@ -61,6 +67,21 @@ bool address(tw_object t, char** at) {
   return (type == torch.tensor || type == torch.parameter) && !torch.data((char*)t + torch.handle, at);
 }
 
+char* const ANY = (char*)~0ull;
+
+// Whether a tensor of the right rank has the sizes, the type and the device that are wanted.
+bool fits(const tw_input& i, void* handle) {
+  const int64_t* sizes;
+  int32_t facts[3];
+  if (torch.sizes(handle, &sizes) || torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) ||
+      torch.device_number(handle, &facts[2])) {
+    return false;
+  }
+  bool same = facts[0] == i.facts[0] && facts[1] == i.facts[1] && facts[2] == i.facts[2];
+  for (int64_t d = 0; d < i.rank && same; d++) same = sizes[d] == i.sizes[d];
+  return same;
+}
+
 // The same of a tensor that lies as wanted.
 bool lies(const tw_input& i, tw_object t, char** at) {
   if (!address(t, at)) return false;
@@ -68,6 +89,7 @@ bool lies(const tw_input& i, tw_object t, char** at) {
   int64_t rank;
   const int64_t* strides;
   if (torch.rank(handle, &rank) || rank != i.rank || torch.strides(handle, &strides)) return false;
+  if (i.sizes && !fits(i, handle)) return false;
   for (int64_t d = 0; d < rank; d++) {
     if (i.strides[d] >= 0 && strides[d] != i.strides[d]) return false;
   }
@@ -85,7 +107,7 @@ tw_object read(tw_object self, tw_object const* given, intptr_t) {
     tw_object t = python.item(given[0], i.place);
     if (!t) return nullptr;
     char* at;
-    same = lies(i, t, &at) && (bases || at == i.wanted);
+    same = lies(i, t, &at) && (bases || at == i.wanted || i.wanted == ANY);
     if (same && bases) bases[i.slot] = at;
   }
   tw_object answer = same ? python.yes : python.no;

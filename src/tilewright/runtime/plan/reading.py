@@ -32,13 +32,15 @@ stand in the row, or, without one, are those wanted."""
 @dataclass(frozen=True, slots=True)
 class Lies:
     """How an input must lie: the number of the argument, the slot of its address, its shape and its strides (elements);
-    those of sizes 0 and 1 do not matter. `address`: where, for readers that compare."""
+    those of sizes 0 and 1 do not matter. `address`: where, for readers that compare. `like`: a tensor whose sizes, type
+    and device it must have too."""
 
     place: int
     slot: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     address: int = 0
+    like: Tensor | None = None
 
 
 class Python(ctypes.Structure):
@@ -57,7 +59,11 @@ class Python(ctypes.Structure):
 class Torch(ctypes.Structure):
     """What the native side uses of torch."""
 
-    FUNCTIONS = ("aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_strides")
+    FUNCTIONS = (
+        "aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_strides", "aoti_torch_get_sizes",
+        "aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_device_index",
+    )  # fmt: skip
+    FACTS = FUNCTIONS[-3:]
     TYPES = (Tensor, torch.nn.Parameter)
 
     _fields_ = (
@@ -75,6 +81,8 @@ class _Input(ctypes.Structure):
         ("rank", ctypes.c_int64),
         ("strides", ctypes.c_void_p),
         ("wanted", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("facts", ctypes.c_int32 * len(Torch.FACTS)),
     )
 
 
@@ -99,6 +107,10 @@ def table_of(inputs: Sequence[Lies]) -> Table:
         held.append(strides)
         row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
         row.strides = strides.buffer_info()[0]
+        if i.like is not None:
+            sizes = array("q", i.shape)
+            held.append(sizes)
+            row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = Table(len(inputs), ctypes.addressof(rows))
     table.kept = (rows, held)
     return table
@@ -138,6 +150,26 @@ def _maker(function: Callable[..., object]) -> Maker:
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
 
 
+ANYWHERE = (1 << 64) - 1
+"""An address that does not matter."""
+
+
+def alike(tensors: Sequence[Tensor]) -> Callable[[], bool]:
+    """Whether tensors still have the sizes, strides, types and devices that they have now."""
+    now = list(map(_shown, tensors))
+    plain = all(type(t) in Torch.TYPES and t.layout is torch.strided for t in tensors)
+    lies = (
+        [Lies(k, 0, tuple(t.shape), t.stride(), ANYWHERE, t) for k, t in enumerate(tensors)] if plain else []
+    )
+    read, held = reader(lies) if plain else None, list(tensors)
+    return lambda: (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+
+
+def _shown(t: Tensor) -> tuple[object, ...]:
+    strides = t.stride() if t.layout is torch.strided else None
+    return t.shape, strides, t.dtype, t.device, t.layout
+
+
 def reader(inputs: Sequence[Lies]) -> Reader | None:
     """What reads these inputs; None where no native side is there."""
     if not _makers:
@@ -146,9 +178,22 @@ def reader(inputs: Sequence[Lies]) -> Reader | None:
     return _makers[0]((ctypes.addressof(table), table))
 
 
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _facts(t: Tensor) -> ctypes.Array[ctypes.c_int32]:
+    """Numbers of a tensor's type and device, as torch's interface tells them."""
+    found, library = (ctypes.c_int32 * len(Torch.FACTS))(), _library()
+    handle = ctypes.c_void_p(id(t) + _offset(t, t._cdata))
+    for k, name in enumerate(Torch.FACTS):
+        getattr(library, name)(handle, ctypes.byref(found, k * ctypes.sizeof(ctypes.c_int32)))
+    return found
+
+
 def _torch() -> Torch:
     """Raises OSError, AttributeError or LookupError where torch is not as expected."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    library = _library()
     functions = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in Torch.FUNCTIONS]
     t = torch.empty(1)
     return Torch(*functions, _offset(t, t._cdata), _offset(t, id(type(t))), *map(id, Torch.TYPES))
