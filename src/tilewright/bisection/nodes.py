@@ -16,7 +16,7 @@ from tilewright.interp.algebra import to_numpy
 from tilewright.interp.graph import run_values
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Result
+from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
 from .states import Candidate, Lowering

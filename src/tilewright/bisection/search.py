@@ -16,7 +16,8 @@ from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, watch_compilations
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Executable, Result
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
 from .nodes import Compared

@@ -21,7 +21,8 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
 from tilewright.plan import build_plan
-from tilewright.runtime.plan.executable import Argument, Result
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.known_sizes import Result
 from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import PRODUCTS

@@ -30,7 +30,7 @@ struct Encoded {
 extern "C" {
 Launch log_launches[64];
 int log_count, fail_launch, fail_load, fail_graph, context_depth, stream_captures, graphs_alive, nodes_set;
-int driver_version, maps_made, fail_map;
+int driver_version, maps_made, fail_map, copies_made;
 void* current_context;
 Encoded log_maps[64];
 }
@@ -105,6 +105,12 @@ API int cuFuncSetAttribute(void* f, int attribute, int value) {
 }
 API int cuFuncGetAttribute(int* value, int attribute, void*) {
   *value = attribute == 4 ? 40 : 8;
+  return 0;
+}
+API int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void* stream) {
+  if (!stream || !current_context) return 400;
+  memcpy((void*)target, (void*)source, bytes);
+  copies_made++;
   return 0;
 }
 API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

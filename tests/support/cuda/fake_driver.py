@@ -16,7 +16,7 @@ from tilewright.runtime.store.cache import Store, default_root
 STREAM = 0x5EED
 NUMBERS = (
     "log_count", "fail_launch", "fail_load", "fail_graph", "context_depth", "stream_captures", "graphs_alive",
-    "nodes_set", "driver_version", "maps_made", "fail_map",
+    "nodes_set", "driver_version", "maps_made", "fail_map", "copies_made",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tilewright.capture.exported import Exported
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import Argument, deliver
-from tilewright.runtime.plan.executable import Result
+from tilewright.runtime.plan.known_sizes import Result
 
 from .fast_path import Direct, Pick, Returned, Short
 from .fast_path import Runs as RunsFlat

@@ -12,7 +12,7 @@ from tilewright.capture.node import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
 from tilewright.runtime.plan.arguments import Argument, deliver
-from tilewright.runtime.plan.executable import Result
+from tilewright.runtime.plan.known_sizes import Result
 
 
 class Captured:

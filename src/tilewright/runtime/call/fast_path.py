@@ -7,11 +7,11 @@ program reads besides its arguments, and the executable."""
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import getitem, is_
-from typing import Any, Protocol
+from operator import attrgetter, getitem, is_
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,11 @@ from tilewright.capture.aliasing.apart import meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Executable, Result
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.known_sizes import Result
+from tilewright.runtime.plan.reading import Lies, alike, reader
+
+from .held import Held, comparer
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
@@ -31,6 +35,9 @@ _function_modes = torch._C._len_torch_function_stack
 _default_type = torch.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
 _transform = torch._C._functorch.peek_interpreter_stack
+_wants_gradient = attrgetter("requires_grad")
+_version = attrgetter("_version")
+_address = Tensor.data_ptr
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
@@ -63,15 +70,16 @@ def _plain(value: object) -> tuple[object, object]:
 class Surroundings:
     """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
     attributes, and the closures and global names of its functions, forward methods and what these call by name.
-    `unchanged` compares identities; objects inside these are not looked into."""
+    `unchanged` compares identities, and sizes and types of tensors; other objects are not looked
+    into."""
 
     def __init__(self, target: Callable[..., object]) -> None:
         self.tensors: list[Tensor] = []
         self._dicts: list[Mapping[Any, object]] = []
         self._names: list[object] = []
         self._values: list[object] = []
-        self._counted: list[Sized] = []
-        self._versions: tuple[tuple[Tensor, int, int], ...] = ()
+        self._counted: list[Mapping[Any, object]] = []
+        self.watch(())
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         reached = _reached(target)
         self._modules = [x for x in reached if isinstance(x, torch.nn.Module)]
@@ -85,6 +93,17 @@ class Surroundings:
         for function in functions:
             self._add(function.__globals__, _globals_of(function))
         self._cells = tuple((c, v) for f in functions for c, v in _cells(f))
+        self._alike = alike(self.tensors)
+        self._same = comparer(self._held(), self._modules)
+
+    def _held(self) -> list[Held]:
+        """The names by dict."""
+        found: dict[int, Held] = {}
+        for d, name, value in zip(self._dicts, self._names, self._values, strict=True):
+            found.setdefault(id(d), Held(d)).items.append((name, value))
+        for counted in self._counted:
+            found.setdefault(id(counted), Held(counted)).counted = True
+        return list(found.values())
 
     def _module(self, module: torch.nn.Module) -> None:
         plain = [
@@ -106,22 +125,37 @@ class Surroundings:
 
     def watch(self, versions: Sequence[tuple[Tensor, int, int]]) -> None:
         """Also compare address and version of these tensors (version -1: it has none)."""
-        self._versions = tuple(versions)
+        self._weights = [t for t, *_ in versions]
+        self._counters = [t for t, _, version in versions if version >= 0]
+        self._versions = [version for *_, version in versions if version >= 0]
+        self._addresses = [address for _, address, _ in versions]
+        self._read = reader([
+            Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
+        ])  # fmt: skip
 
     def unchanged(self) -> bool:
-        """Whether every name still means the same object, and no gradient is asked for."""
-        if self.tensors and _grad() and any(t.requires_grad for t in self.tensors):
+        """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
+        if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
             return False
-        for t, address, version in self._versions:
-            if t.data_ptr() != address or (version >= 0 and t._version != version):
-                return False
+        if not self._alike() or self._weights and not self._weights_stand():
+            return False
         try:
-            same = list(map(len, self._counted)) == self._counts
-            same = same and all(map(is_, map(type, self._modules), self._classes))
-            same = same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            same = self._same() if self._same is not None else self._look()
             return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
         except (KeyError, ValueError):  # a name or a variable holds nothing any more
             return False
+
+    def _weights_stand(self) -> bool:
+        """Whether the watched tensors lie where they did, and nobody has written into them."""
+        stand = self._read is not None and self._read(self._weights, 0)
+        stand = stand or list(map(_address, self._weights)) == self._addresses
+        return stand and list(map(_version, self._counters)) == self._versions
+
+    def _look(self) -> bool:
+        """Whether names mean the same objects, one by one. Raises KeyError for one that means nothing any more."""
+        same = list(map(len, self._counted)) == self._counts
+        same = same and all(map(is_, map(type, self._modules), self._classes))
+        return same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
 
 
 def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
@@ -233,7 +267,8 @@ class Direct:
     ) -> None:
         """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
         self.executable = executable
-        self._picks = tuple((p.leaf, p.tensor) for p in picks)
+        self._template: list[object] = [p.tensor for p in picks]
+        self._picks = tuple((k, p.leaf) for k, p in enumerate(picks) if p.tensor is None)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
             p.tensor is None for p in picks
         )
@@ -247,13 +282,16 @@ class Direct:
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
         meets another one."""
-        args: list[Argument] = (
-            list(leaves) if self._plain else [leaves[k] if t is None else t for k, t in self._picks]  # pyright: ignore[reportAssignmentType]
-        )
+        if self._plain:
+            args = list(leaves)
+        else:
+            args = self._template[:]
+            for k, leaf in self._picks:
+                args[k] = leaves[leaf]
         written = self.executable.written
         if written and next(meet(args, written, self._tensors), None) is not None:
             return LONG_WAY
-        results = self.executable(args, out)
+        results = self.executable(cast(list[Argument], args), out)
         if self._single:
             return results[self._order[0].result]
         ordered = (

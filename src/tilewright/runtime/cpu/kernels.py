@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from tilewright.options import Options
+from tilewright.runtime.plan import reading
 from tilewright.runtime.plan.launch import Launching, Table
 from tilewright.runtime.store.cache import Store
 from tilewright.tuning.thresholds import CPU_WORK
@@ -61,6 +62,10 @@ class Launchers:
     native_call: Callable[[object], NativeCall] | None
 
 
+def _text() -> str:
+    return "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+
+
 _launchers: list[Launchers] = []
 _lock = threading.Lock()
 
@@ -70,7 +75,7 @@ def launchers(store: Store, options: Options) -> Launchers:
     with _lock:
         if not _launchers:
             found = pool(store, options)
-            library = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
+            library = built([_text()], (), store, options)
             library.tw_attach.argtypes = [ctypes.c_void_p] * 3
             library.tw_attach(found.parallel, found.scratch, found.resizing)
             launch = library.tw_launch

@@ -281,10 +281,10 @@ class Joined:
         workspace = self.workspace
         for step in self.steps:
             if isinstance(step, Copy):
-                workspace.addressed |= {workspace.locate(b)[0] for b in (step.source, step.target)}
+                workspace.add_addressed(workspace.locate(b)[0] for b in (step.source, step.target))
             if not isinstance(step, Call):
                 continue
-            workspace.addressed |= {workspace.locate(b)[0] for b in step.inputs}
+            workspace.add_addressed(workspace.locate(b)[0] for b in step.inputs)
             for b in step.outputs:
                 t = memory.lasting.get(b)
                 if t is None:

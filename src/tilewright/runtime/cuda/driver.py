@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import built
+from tilewright.runtime.plan import reading
 from tilewright.runtime.store.cache import Store
 
 from .build import Built
@@ -86,7 +88,8 @@ class Driver:
     """The driver's library, opened once for a process. Raises BuildError where there is none."""
 
     def __init__(self, store: Store, options: Options, library: str = LIBRARY) -> None:
-        native = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
+        text = "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+        native = built([text], (), store, options)
         place, number = ctypes.c_void_p, ctypes.c_int64
         native.tw_cuda_open.argtypes = [ctypes.c_char_p, place]
         native.tw_cuda_error.restype = ctypes.c_char_p
@@ -94,16 +97,17 @@ class Driver:
         native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, number, number, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
-        native.tw_cuda_replay.argtypes = [place] * 3
+        native.tw_cuda_replay.argtypes = [place] * 4 + [number] * 2
         native.tw_cuda_forget.argtypes = [place]
         native.tw_cuda_forget.restype = None
         self.native = native
+        reading.attach(native)
         self.launch: Callable[[int, int], int] = native.tw_cuda_launch
         """Runs the records at an address on a stream (see the native side)."""
-        text = ctypes.c_char_p()
-        code = native.tw_cuda_open(library.encode(), ctypes.byref(text))
+        said = ctypes.c_char_p()
+        code = native.tw_cuda_open(library.encode(), ctypes.byref(said))
         if code < 0:
-            why = (text.value or b"").decode(errors="replace")
+            why = (said.value or b"").decode(errors="replace")
             raise BuildError(f"the GPU driver cannot be used: {why}", phase="load")
         self.check(code, "start")
 
@@ -117,6 +121,21 @@ class Driver:
         """The error for a negative result of `launch`."""
         name = self.native.tw_cuda_error(-code).decode(errors="replace")
         return _refused(-code, f"a kernel could not be launched: {name}")
+
+
+class Copies:
+    """Copies of whole memory on a device, `before` a graph and `behind` it: three numbers for each in `rows`, the
+    addresses of target and source, and bytes."""
+
+    def __init__(
+        self, before: Sequence[tuple[int, int, int]], behind: Sequence[tuple[int, int, int]]
+    ) -> None:
+        self.before, self.behind = len(before), len(behind)
+        self.rows = array("Q", [number for row in (*before, *behind) for number in row] or [0])
+        self.address = self.rows.buffer_info()[0]
+
+
+NO_COPIES = Copies((), ())
 
 
 class Device:
@@ -142,9 +161,11 @@ class Device:
             self._word.value = 0
         return code
 
-    def replay(self, instance: int, stream: int) -> None:
-        """Launch an instantiated graph on a stream."""
-        code = self.driver.native.tw_cuda_replay(self.address, instance, stream)
+    def replay(self, instance: int, stream: int, copies: Copies = NO_COPIES) -> None:
+        """Launch an instantiated graph on a stream, between copies."""
+        code = self.driver.native.tw_cuda_replay(
+            self.address, instance, stream, copies.address, copies.before, copies.behind
+        )
         if code:
             raise self.driver.run_failed(-code)
 

@@ -24,7 +24,8 @@ from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.bound import Workspace
-from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Bound, Executable, Guards, Result
+from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Executable, Guards
+from tilewright.runtime.plan.known_sizes import Bound, Result
 from tilewright.runtime.plan.launch import Unit, raise_error
 from tilewright.runtime.plan.verified import Checks
 from tilewright.tuning.input_limits import KEPT_MEMORY

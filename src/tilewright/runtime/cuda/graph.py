@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,12 +26,13 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Bound, Result
+from tilewright.runtime.plan.known_sizes import Bound, Result
 from tilewright.runtime.plan.launch import raise_error
-from tilewright.runtime.plan.tensors import maker_on, memory_range, repeats_memory
+from tilewright.runtime.plan.reading import Lies, reader
+from tilewright.runtime.plan.tensors import Make, maker_on, memory_range, repeats_memory
 from tilewright.tuning.input_limits import CUDA_GRAPHS
 
-from .driver import Device, capturing_on, current_stream
+from .driver import Copies, Device, current_stream
 
 UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
 """Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
@@ -176,17 +177,105 @@ def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Resu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """A graph with what it reads and writes: own tensors for inputs that move, (input, address, strides) of those that
-    do not, what is copied out, how results leave."""
+    """A graph with what it reads and writes: own tensors for inputs that move, those that do not, what is copied out,
+    how results leave."""
 
     graph: torch.cuda.CUDAGraph
     instance: int
     moving: tuple[int, ...]
     held: tuple[Tensor, ...]
-    fixed: tuple[tuple[int, int, tuple[int, ...]], ...]
+    fixed: Fixed
     copied: list[Tensor]
     exits: list[_Exit]
     lent: tuple[Lent, ...] = ()
+    quick: Quick | None = None
+    """Does all of a replay, where it only copies whole tensors in and out."""
+
+
+class Fixed:
+    """Inputs that a graph reads in place."""
+
+    def __init__(self, inputs: Mapping[int, Tensor]) -> None:
+        """`inputs` by number."""
+        self._where = tuple((k, t.data_ptr(), t.stride()) for k, t in inputs.items())
+        self._read = reader([Lies(k, 0, tuple(t.shape), t.stride(), t.data_ptr()) for k, t in inputs.items()])
+
+    def stand(self, args: Sequence[Argument]) -> bool:
+        """Whether they are still where they were."""
+        if self._read is not None and self._read(args, 0):
+            return True
+        for k, address, strides in self._where:
+            t = args[k]
+            if not isinstance(t, Tensor) or t.data_ptr() != address or t.stride() != strides:
+                return False
+        return True
+
+
+class Quick:
+    """A replay in one native call: inputs are copied in, the graph runs, results are copied into new tensors.
+
+    The copies are of bytes from the first to the last element, so that tensors must fill what they span."""
+
+    def __init__(self, device: Device, instance: int, make: Make, captured: Ports) -> None:
+        self._device, self._instance, self._make = device, instance, make
+        moving, held, copied, order = captured
+        self._order = order
+        self._copies = Copies(
+            [(t.data_ptr(), 0, t.nbytes) for t in held], [(0, t.data_ptr(), t.nbytes) for t in copied]
+        )
+        self._read = reader(
+            [
+                Lies(k, 3 * n + 1, tuple(t.shape), t.stride())
+                for n, (k, t) in enumerate(zip(moving, held, strict=True))
+            ]
+        )
+        self._new = [(3 * (len(held) + n), tuple(t.shape), t.stride(), t.dtype) for n, t in enumerate(copied)]
+
+    def run(self, args: Sequence[Argument], stream: int) -> list[Result] | None:
+        """The results; None, and nothing has run, where an input lies otherwise than its copy."""
+        if self._read is None or not self._read(args, self._copies.address):
+            return None
+        rows, made = self._copies.rows, list[Result]()
+        for place, shape, strides, dtype in self._new:
+            t = self._make(shape, strides, dtype)
+            rows[place] = t.data_ptr()
+            made.append(t)
+        self._device.replay(self._instance, stream, self._copies)
+        return made if self._order is None else [made[k] for k in self._order]
+
+
+class Ports(NamedTuple):
+    """What a graph copies in and out: inputs by number and their copies, results, and the order in which these leave
+    (None: as they are copied)."""
+
+    moving: tuple[int, ...]
+    held: tuple[Tensor, ...]
+    copied: Sequence[Tensor]
+    order: tuple[int, ...] | None
+
+
+def ports_of(
+    plan: Plan,
+    moving: tuple[int, ...],
+    held: tuple[Tensor, ...],
+    copied: Sequence[Tensor],
+    exits: Sequence[_Exit],
+) -> Ports | None:
+    """What is copied, if that is all there is to do: nothing is written back, no result shows an input or a part of
+    another, and every tensor fills the memory that it spans."""
+    if set(moving) & {*plan.written, *plan.host} or not all(map(_is_whole, (*held, *copied))):
+        return None
+    if not all(e.lent is None and e.number >= 0 and not e.of_input and e.view is None for e in exits):
+        return None
+    order = tuple(e.number for e in exits)
+    if len(set(order)) < len(order):
+        return None
+    return Ports(moving, held, copied, None if order == tuple(range(len(copied))) else order)
+
+
+def _is_whole(t: Tensor) -> bool:
+    low, high = memory_range(t)
+    return high - low == t.nbytes and not repeats_memory(t)
 
 
 class Lent:
@@ -274,7 +363,7 @@ class Graphs:
     def _found(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> bool:
         """Whether there is a graph for these arguments whose memory nobody uses; captured now if it is time for it."""
         found = state.captured
-        if found is not None and _stands(found, args):
+        if found is not None and found.fixed.stand(args):
             state.misses = 0
             return not any(lent.in_use() for lent in found.lent)
         if found is not None and self._trains:
@@ -324,20 +413,23 @@ class Graphs:
             graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             try:
                 given = list(inner)
-                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                with _capturing(graph, self._stream):
                     results = plain.run_plainly(given)
                 exits, copied = _exits(results, inner, self._lends)
                 del results
             except (RuntimeError, UnsupportedError) as error:
-                _recover(before)
+                recover(before)
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 return
-        fixed = tuple((k, t.data_ptr(), t.stride()) for k, t in tensors.items() if k not in moving)
-        state.captured = _Captured(
-            graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits, _lent(exits)
-        )
+        fixed = Fixed({k: t for k, t in tensors.items() if k not in moving})
+        instance = graph.raw_cuda_graph_exec()
+        ports = ports_of(plan, moving, held, copied, exits)
+        quick = None
+        if ports is not None and self._device is not None and not self._seeded:
+            quick = Quick(self._device, instance, self._make, ports)
+        state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, _lent(exits), quick)
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
         code = self._device.failed() if self._device is not None else 0
@@ -348,6 +440,10 @@ class Graphs:
             if state.stream >= 0:
                 torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
             state.stream = stream
+        quick = found.quick.run(args, stream) if found.quick is not None else None
+        if quick is not None:
+            args.clear()
+            return quick
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
         with torch.no_grad():
             copy_all(found.held, given)
@@ -366,61 +462,20 @@ class Graphs:
         return results
 
 
-class StepRecorder:
-    """Records short pieces of work on one device, for callers that replay them in turns."""
-
-    def __init__(self, ordinal: int, device: Device | None, checked: bool) -> None:
-        """`device` may be None where nothing that is recorded is a kernel of ours; `checked` says whether one of them
-        may find something wrong."""
-        self.checked = checked
-        self._ordinal = ordinal
-        self._device = device
-        self._capturing = capturing_on(ordinal)
-        self._side: torch.cuda.Stream | None = None
-
-    def ready(self, before: int) -> int | None:
-        """The stream on which replays may run now; None while the caller captures. Waits for the stream `before`, which
-        used their memory last (-1: none), if it is another. Raises what an earlier kernel found wrong."""
-        if self._capturing():
-            return None
-        code = self._device.failed() if self._device is not None else 0
-        if code:
-            raise_error(code)
-        stream = current_stream(self._ordinal)
-        if before not in (-1, stream):
-            torch.cuda.synchronize(self._ordinal)
-        return stream
-
-    @contextlib.contextmanager
-    def rehearsal(self) -> Generator[None]:
-        """What runs inside leaves the device's random numbers as they were."""
-        before = torch.cuda.get_rng_state(self._ordinal)
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Generator[None]:
+    """What runs inside is written down. `torch.cuda.graph` would give all memory that torch keeps back to the driver
+    first, and the next calls of other sizes would wait to get it again."""
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             yield
         finally:
-            torch.cuda.set_rng_state(before, self._ordinal)
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""
-        with torch.cuda.device(self._ordinal):
-            if self._side is None:
-                self._side = torch.cuda.Stream()
-            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-            try:
-                with torch.cuda.graph(graph, stream=self._side, capture_error_mode="thread_local"):
-                    run()
-            except (RuntimeError, UnsupportedError):
-                _recover(before)
-                raise
-
-        def replay() -> None:
-            with torch.cuda.device(self._ordinal):
-                graph.replay()
-
-        return replay
+            graph.capture_end()
 
 
-def _recover(stream: torch.cuda.Stream) -> None:
+def recover(stream: torch.cuda.Stream) -> None:
     """After a capture that broke off: torch then stays on the capture's stream, and its generator goes on counting for
     the graph until a capture ends well."""
     torch.cuda.set_stream(stream)
@@ -429,12 +484,3 @@ def _recover(stream: torch.cuda.Stream) -> None:
     with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=stream.device)
     torch.cuda.set_stream(stream)
-
-
-def _stands(found: _Captured, args: Sequence[Argument]) -> bool:
-    """Whether what the graph reads in place is still where it was."""
-    for k, address, strides in found.fixed:
-        t = args[k]
-        if not isinstance(t, Tensor) or t.data_ptr() != address or t.stride() != strides:
-            return False
-    return True

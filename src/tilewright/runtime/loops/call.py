@@ -13,7 +13,7 @@ from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes.host import size
 from tilewright.runtime.cuda.graph import draws_numbers
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Bound
+from tilewright.runtime.plan.known_sizes import Bound
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import LOOP_LIMITS
 

@@ -24,12 +24,13 @@ from tilewright.ir.graph import Loop
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.plan.data import Call, Plan
-from tilewright.runtime.cuda.graph import StepRecorder, copy_all, draws_numbers, refusal
+from tilewright.runtime.cuda.graph import copy_all, draws_numbers, refusal
 from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.tuning.input_limits import CUDA_GRAPHS
 
 from .body import LoopBody, largest
+from .step_recorder import StepRecorder
 
 Step = Callable[[LoopBody, int, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
 """Runs a body in a chunk, given the number of its first step, what is carried into it, and where to write results."""

@@ -30,7 +30,7 @@ from tilewright.runtime.cpu.pool import pool
 from tilewright.runtime.cpu.toolchain import build_texts, load
 from tilewright.runtime.own.native import linear_of
 from tilewright.runtime.plan.bound import Workspace
-from tilewright.runtime.plan.executable import Bound
+from tilewright.runtime.plan.known_sizes import Bound
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import empty_strided, torch_dtype
 from tilewright.runtime.store.cache import Store

@@ -1,10 +1,8 @@
 // Runs the launch records of a plan, one after the other: the only native call between two library calls of a plan. Where
 // they are all that there is to run, and are short, one call does everything else as well: it reads the addresses of the
 // inputs, makes the outputs and hands them over.
-#include <stddef.h>
-#include <stdint.h>
-
-#define TW_API extern "C" __attribute__((visibility("default")))
+//
+// Follows tensors.cpp in one text.
 
 typedef void (*tw_task)(void* context, int64_t begin, int64_t end, int64_t worker);
 
@@ -77,32 +75,6 @@ TW_API int64_t tw_launch(const tw_run* run) {
 
 // --- A call of a plan, as a function of Python's ---
 
-typedef void* tw_object;  // PyObject*
-
-// What is used of Python's stable C interface, declared by hand; the names are `Python.FUNCTIONS` in native_call.py.
-struct tw_python {
-  tw_object (*function)(void* method, tw_object self, tw_object module);
-  tw_object (*first)(tw_object tuple, intptr_t place);
-  tw_object (*item)(tw_object list, intptr_t place);
-  unsigned long long (*number)(tw_object);
-  tw_object (*integer)(long long);
-  int (*compare)(tw_object, tw_object, int how);
-  tw_object (*call)(tw_object function, tw_object const* args, size_t count, tw_object names);
-  tw_object (*call_method)(tw_object name, tw_object const* args, size_t count, tw_object names);
-  tw_object (*list)(intptr_t count);
-  int (*put)(tw_object list, intptr_t place, tw_object);
-  intptr_t (*length)(tw_object list);
-  int (*replace)(tw_object list, intptr_t begin, intptr_t end, tw_object by);
-  void (*take)(tw_object);
-  void (*drop)(tw_object);
-  tw_object is_contiguous, stride, data_ptr, none;  // three names, and None
-};
-
-struct tw_input {
-  int64_t place, slot;  // number of the argument, and where its address goes among the bases
-  tw_object strides;    // null: contiguous
-};
-
 struct tw_output {
   int64_t place, slot;  // number of the result, and as above
   tw_object shape, strides, dtype;
@@ -111,76 +83,50 @@ struct tw_output {
 struct tw_call {
   const tw_run* run;
   char** bases;  // those of `run`
-  int64_t inputs, outputs;
-  const tw_input* input;
+  int64_t outputs;
+  tw_inputs inputs;
   const tw_output* output;
   tw_object make, fail;  // (shape, strides, dtype) -> tensor; raises what an error number means
 };
 
 namespace {
-const int MAX_TENSORS = 32;  // inputs and outputs together; `MAX_TENSORS` of native_call.py
-const int EQUAL = 2;  // Py_EQ
-tw_python python;
-
-// Whether `t` lies in memory as compiled for; negative with an error set.
-int lies(const tw_input& i, tw_object t) {
-  tw_object found = python.call_method(i.strides ? python.stride : python.is_contiguous, &t, 1, nullptr);
-  if (!found) return -1;
-  int same = i.strides ? python.compare(found, i.strides, EQUAL) : (int)python.number(found);
-  python.drop(found);
-  return same;
-}
-
-// The address of a tensor's first element; `bad` if an error is set.
-char* address(tw_object t, bool& bad) {
-  tw_object found = python.call_method(python.data_ptr, &t, 1, nullptr);
-  bad = !found;
-  if (bad) return nullptr;
-  char* at = (char*)(uintptr_t)python.number(found);
-  python.drop(found);
-  return at;
-}
-
-// Makes the outputs; null with an error set.
+// Makes the outputs. Null with an error set; None if one has no memory that can be read.
 tw_object outputs(const tw_call* w, char** at) {
   tw_object made = python.list(w->outputs);
-  bool bad = !made;
-  for (int64_t k = 0; k < w->outputs && !bad; k++) {
+  for (int64_t k = 0; k < w->outputs && made; k++) {
     const tw_output& o = w->output[k];
     tw_object how[] = {o.shape, o.strides, o.dtype};
     tw_object t = python.call(w->make, how, 3, nullptr);
-    bad = !t;
-    if (bad) break;
-    at[k] = address(t, bad);
-    python.put(made, o.place, t);
+    bool lies = t && address(t, &at[k]);
+    if (t) python.put(made, o.place, t);
+    if (lies) continue;
+    python.drop(made);
+    if (t) python.take(python.none);
+    return t ? python.none : nullptr;
   }
-  if (bad && made) python.drop(made);
-  return bad ? nullptr : made;
+  return made;
 }
 
 // (self: a tuple whose first item is the address of a tw_call; args: the list of arguments, which is emptied) -> the list
-// of results; None, and nothing has happened, if an input lies in memory in another way than compiled for.
+// of results; None, and nothing has happened, if an input lies in memory in another way than compiled for, or is no plain
+// tensor.
 //
 // Other threads may run while Python makes something. So addresses are kept here until the kernels run, which no other
 // thread can interrupt.
 tw_object native_call(tw_object self, tw_object args) {
   const tw_call* w = (const tw_call*)(uintptr_t)python.number(python.first(self, 0));
-  char* at[MAX_TENSORS];
-  for (int64_t k = 0; k < w->inputs; k++) {
-    tw_object t = python.item(args, w->input[k].place);
-    int same = t ? lies(w->input[k], t) : -1;
-    bool bad = same < 0;
-    if (same > 0) at[k] = address(t, bad);
-    if (bad) return nullptr;
-    if (same == 0) {
-      python.take(python.none);
-      return python.none;
-    }
+  char* at[w->inputs.count + w->outputs + 1];
+  for (int64_t k = 0; k < w->inputs.count; k++) {
+    tw_object t = python.item(args, w->inputs.input[k].place);
+    if (!t) return nullptr;
+    if (lies(w->inputs.input[k], t, &at[k])) continue;
+    python.take(python.none);
+    return python.none;
   }
-  tw_object made = outputs(w, at + w->inputs);
-  if (!made) return nullptr;
-  for (int64_t k = 0; k < w->inputs; k++) w->bases[w->input[k].slot] = at[k];
-  for (int64_t k = 0; k < w->outputs; k++) w->bases[w->output[k].slot] = at[w->inputs + k];
+  tw_object made = outputs(w, at + w->inputs.count);
+  if (!made || made == python.none) return made;
+  for (int64_t k = 0; k < w->inputs.count; k++) w->bases[w->inputs.input[k].slot] = at[k];
+  for (int64_t k = 0; k < w->outputs; k++) w->bases[w->output[k].slot] = at[w->inputs.count + k];
   if (int64_t error = tw_launch_here(w->run)) {
     python.drop(made);
     tw_object code = python.integer(error);
@@ -192,16 +138,8 @@ tw_object native_call(tw_object self, tw_object args) {
   return made;
 }
 
-struct {  // PyMethodDef
-  const char* name;
-  tw_object (*function)(tw_object, tw_object);
-  int convention;  // METH_O
-  const char* text;
-} method = {"call", native_call, 8, nullptr};
+tw_method calling = {"call", (void*)native_call, ONE, nullptr};
 }  // namespace
 
-// Called once, before `tw_native_call`.
-TW_API void tw_attach_python(const tw_python* found) { python = *found; }
-
 // The function of Python's that makes the call which `self` names, and keeps `self`.
-TW_API tw_object tw_native_call(tw_object self) { return python.function(&method, self, nullptr); }
+TW_API tw_object tw_native_call(tw_object self) { return python.function(&calling, self, nullptr); }

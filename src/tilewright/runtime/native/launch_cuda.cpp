@@ -1,9 +1,8 @@
 // Loads GPU kernels and runs the launch records of a plan: the only native call between two library calls of a plan.
 // Speaks to the driver's library directly; its prototypes stand here, so that no CUDA header is needed.
+//
+// Follows tensors.cpp in one text.
 #include <dlfcn.h>
-#include <stdint.h>
-
-#define TW_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 typedef int result;  // CUresult; 0 is success
@@ -40,6 +39,7 @@ struct Driver {
   result (*graph_instantiate)(executable* made, graph from, unsigned long long flags);
   result (*graph_set)(executable in, node which, const Node* what);
   result (*graph_launch)(executable what, stream on);
+  result (*copy)(uint64_t target, uint64_t source, size_t bytes, stream on);
   result (*graph_destroy)(graph what);
   result (*graph_end)(executable what);
 } driver;
@@ -72,6 +72,7 @@ const Symbol symbols[] = {
     {&driver.graph_instantiate, "cuGraphInstantiateWithFlags"},
     {&driver.graph_set, "cuGraphExecKernelNodeSetParams"},
     {&driver.graph_launch, "cuGraphLaunch"},
+    {&driver.copy, "cuMemcpyDtoDAsync_v2"},
     {&driver.graph_destroy, "cuGraphDestroy"},
     {&driver.graph_end, "cuGraphExecDestroy"},
 };
@@ -319,10 +320,29 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   return 0;
 }
 
-// Launches an instantiated graph. Returns 0 or a driver's error.
-TW_API int tw_cuda_replay(const tw_device* device, void* instance, void* on) {
+struct tw_copy {  // on the device
+  uint64_t target, source, bytes;
+};
+
+namespace {
+result copy_all(const tw_copy* copies, int64_t count, stream on) {
+  result error = 0;
+  for (int64_t i = 0; i < count && !error; i++) {
+    const tw_copy& c = copies[i];
+    if (c.bytes) error = driver.copy(c.target, c.source, c.bytes, on);
+  }
+  return error;
+}
+}  // namespace
+
+// Launches an instantiated graph between so many copies before and behind it. Returns 0 or a driver's error.
+TW_API int tw_cuda_replay(const tw_device* device, void* instance, void* on, const tw_copy* copies, int64_t before,
+                          int64_t behind) {
   Current scope(device->primary);
-  return scope.error ? scope.error : driver.graph_launch(instance, on);
+  result error = scope.error;
+  if (!error) error = copy_all(copies, before, on);
+  if (!error) error = driver.graph_launch(instance, on);
+  return error ? error : copy_all(copies + before, behind, on);
 }
 
 // Forgets the bundle of a run that will not run again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -25,6 +25,7 @@ from tilewright.tuning.thresholds import CPU_WORK
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import Launching, Unit
+from .reading import Lies, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
 
@@ -180,6 +181,7 @@ class Workspace:
 
     def __init__(self, part: BoundSegment, constants: Sequence[Tensor]) -> None:
         self.part = part
+        self.constants = list(constants)
         plan = part.plan
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
         if plan.device == "cpu" and part.arena_bytes >= CPU_WORK.min_huge_page_bytes:
@@ -195,13 +197,33 @@ class Workspace:
             if b.home is Home.CONSTANT:
                 self.bases[k] = constants[b.index].data_ptr()
                 self.lasting[k] = constants[b.index]
-        self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
+        self.address = self.bases.buffer_info()[0]
+        self.addressed = set[int]()
+        """Buffers whose addresses a run must know."""
+        self.add_addressed(r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s))
         self.seen = (
             _tensors_seen(plan) if any(isinstance(s, Call) for s in part.segment.steps) else set[int]()
         )
         self.runs: list[Callable[[], int]] = []
         self.acts = self.acts_between(0, len(part.segment.steps))
         self.views = tuple(self.lasting.items())
+
+    def add_addressed(self, buffers: Iterable[int]) -> None:
+        """Each run must know the addresses of these too."""
+        self.addressed |= set(buffers)
+        known = self.part.plan.buffers
+        mine = [b for b in self.addressed if b < len(known)]
+        self._made = [b for b in mine if known[b].home not in (Home.INPUT, Home.CONSTANT)]
+        frozen = [(known[b].index, b) for b in mine if known[b].home is Home.CONSTANT]
+        self._read_constants = reader([Lies(k, b, *_lying(self.constants[k])) for k, b in frozen])
+
+    def point(self, tensors: Tensors, *, read: bool) -> None:
+        """Note where the tensors of a run lie. Those of the inputs are there if they were `read`."""
+        bases, constants = self.bases, self._read_constants
+        known = read and constants is not None and constants(self.constants, self.address)
+        for b in self._made if known else self.addressed:
+            if b < len(tensors) and (t := tensors[b]) is not None:
+                bases[b] = t.data_ptr()
 
     def _view(self, b: int, place: int) -> Tensor:
         part = self.part
@@ -385,6 +407,10 @@ class Workspace:
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts
+
+
+def _lying(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(t.shape), t.stride()
 
 
 def _tensors_seen(plan: Plan) -> set[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from torch import Tensor
 
@@ -15,8 +13,7 @@ from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, number, size
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
-from tilewright.runtime.cpu.native_call import Outside
+from tilewright.plan.data import Binding, Home, Plan, Spec
 from tilewright.runtime.stats import STATS
 from tilewright.tuning.input_limits import KEPT_MEMORY
 
@@ -33,156 +30,10 @@ from .arguments import (
     symbols_of_plan,
 )
 from .bound import BoundSegment, Workspace, check_preconditions
-from .launch import Unit, raise_error
+from .known_sizes import Bound, Join, Quick, Result, never
+from .launch import Unit
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
-
-Result = Tensor | int | float | bool | None
-Quick = Callable[[list[Argument]], list[Result] | None]
-Join = Callable[[Workspace], None]
-"""Makes of what a workspace does one native call, where it can."""
-
-
-def _is_quick(plan: Plan) -> bool:
-    steps = [step for segment in plan.segments for step in segment.steps]
-    if (
-        plan.placed
-        or len(plan.segments) != 1
-        or not all(isinstance(step, Launches) for step in steps)
-        or plan.written
-    ):
-        return False
-    if any(plan.segments[0].makes):
-        return False
-    outputs = [o for o in plan.outputs if isinstance(o, int) and plan.buffers[o].home is Home.OUTPUT]
-    return len(set(outputs)) == len(plan.outputs) > 0
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether these are the strides of a tensor that torch calls contiguous, which is cheaper to ask."""
-    dense = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    return same_layout(shape, dense, strides)
-
-
-def _never(args: list[Argument]) -> None:
-    """The quick run of what has none."""
-
-
-class Bound:
-    """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
-
-    keep_bytes = KEPT_MEMORY.max_workspace_bytes
-
-    def __init__(
-        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
-        checks: Checks | None = None, join: Join | None = None,
-    ) -> None:  # fmt: skip
-        self.plan = plan
-        self.join = join
-        self.sizes = sizes
-        self.constants = constants
-        self.unit = unit
-        self.first = BoundSegment(plan, plan.segments[0], 0, sizes, unit, checks)
-        layouts = self.first.layouts
-        self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
-        self.free: list[Workspace] = []
-        self.retains = False
-        """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
-        self.quick = _is_quick(plan) and checks is None
-        """Whether kernels are all there is to run, and all results are tensors of their own."""
-        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
-        self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.run: Quick | None = (self.native_run() or self.quick_run()) if self.quick else None
-
-    def pool(self) -> list[Workspace]:
-        """The workspaces that a call may take now, and where it puts back what it has used."""
-        return self.free
-
-    def shared(self) -> list[Workspace] | None:
-        """The pool, if it is the same for all calls."""
-        return self.free
-
-    def workspace(self) -> Workspace:
-        """One that nobody uses."""
-        try:
-            return self.pool().pop()
-        except IndexError:
-            return self.fresh()
-
-    def fresh(self) -> Workspace:
-        """A new one."""
-        made = Workspace(self.first, self.constants)
-        if self.join is not None:
-            self.join(made)
-        return made
-
-    def give_back(self, workspace: Workspace) -> None:
-        """What `workspace` gave is no longer used."""
-        if self.retains:
-            self.pool().append(workspace)
-
-    def retain(self, keep: bool) -> None:
-        """Whether to keep workspaces from now on, if they are small enough."""
-        self.retains = keep and self.first.arena_bytes <= self.keep_bytes
-        if not keep:
-            self.free.clear()
-
-    def native_run(self) -> Quick | None:
-        """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
-        if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
-            return None
-        inputs = [(k, b, None if dense else strides) for k, b, strides, dense in self._lying()]
-        outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        found = self.fresh().native_call(Outside(inputs, outputs, self.first.make, raise_error))
-        return cast(Quick | None, found)  # it takes what the plan says
-
-    def _lying(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
-        """Place, buffer and strides of each input, and whether these are contiguous."""
-        shapes = self.first.layouts.shapes
-        return [(k, b, strides, _is_dense(shapes[b], strides)) for k, b, strides in self.inputs]
-
-    def quick_run(self) -> Quick:
-        """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
-        in another way than compiled for."""
-        inputs = self._lying()
-        outputs, order, pool, make = self.first.outputs, self.order, self.pool, self.first.make
-        ordered = order == tuple(range(len(outputs)))
-
-        shared, only = self.shared(), outputs[0] if len(outputs) == 1 else None
-
-        def run(args: list[Argument]) -> list[Result] | None:
-            free = pool() if shared is None else shared
-            try:
-                workspace = free.pop()
-            except IndexError:
-                workspace = self.fresh()
-            bases = workspace.bases
-            for k, b, strides, dense in inputs:
-                t: Tensor = args[k]  # pyright: ignore[reportAssignmentType]  (a cast would be one more call)
-                if not (t.is_contiguous() if dense else t.stride() == strides):
-                    free.append(workspace)
-                    return None
-                bases[b] = t.data_ptr()
-            if only is not None:
-                b, shape, layout, dtype = only
-                t = make(shape, layout, dtype)
-                bases[b] = t.data_ptr()
-                made: list[Result] = [t]
-            else:
-                made = []
-                for b, shape, layout, dtype in outputs:
-                    t = make(shape, layout, dtype)
-                    bases[b] = t.data_ptr()
-                    made.append(t)
-            for launch in workspace.runs:
-                if code := launch():
-                    raise_error(code)
-            args.clear()
-            if self.retains:
-                free.append(workspace)
-            return made if ordered else [made[k] for k in order]
-
-        return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +78,9 @@ class Executable:
         self._readers = tuple(reader_of(b) for b in plan.bindings)
         self._fixed = guards.trusted and not self._readers
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
-        self._template: list[Tensor | None] = [None] * len(plan.buffers)
-        self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
+        self._template: list[Tensor | None] = [
+            self.constants[b.index] if b.home is Home.CONSTANT else None for b in plan.buffers
+        ]
         self._single = len(plan.segments) == 1
 
     # --- calling ---
@@ -245,7 +97,7 @@ class Executable:
 
         def first(args: list[Argument]) -> list[Result] | None:
             nonlocal quick
-            quick = self._bind(args).run or _never  # there are no other sizes
+            quick = self._bind(args).run or never  # there are no other sizes
             return quick(args)
 
         quick: Quick = first
@@ -274,14 +126,13 @@ class Executable:
         if self.plan.placed:
             check_placed(self.plan, bound.sizes, args)
         tensors = self._template[:]
-        for k, b, _ in bound.inputs:
-            tensors[b] = cast(Tensor | None, args[k])
-        back = self._lay(bound, args, tensors)
-        for b, index in self._constants:
-            tensors[b] = self.constants[index]
+        bound.place(tensors, args)
+        workspace = bound.workspace()
+        read = bound.read is not None and bound.read(args, workspace.address)
+        back = () if read else self._lay(bound, args, tensors)
         late = self._place_outputs(bound, tensors, out) if out is not None else ()
         args.clear()
-        results = self._run(bound, tensors)
+        results = self._run(bound, tensors, workspace, read=read)
         for original, laid in back:
             copy_into(original, laid)
         for given, k in late:
@@ -291,7 +142,10 @@ class Executable:
             results[k] = given
         return results
 
-    def _run(self, bound: Bound, tensors: list[Tensor | None]) -> list[Result]:
+    def _run(
+        self, bound: Bound, tensors: list[Tensor | None], first: Workspace, *, read: bool
+    ) -> list[Result]:
+        """`read`: the first workspace knows where the inputs lie."""
         sizes = bound.sizes
         part = bound.first
         held: list[Workspace] = []
@@ -299,14 +153,12 @@ class Executable:
             if place:
                 part = BoundSegment(self.plan, segment, place, sizes, self.unit, self.checks)
                 part.receive_measured(self.plan.segments[place - 1], tensors)
-            workspace = bound.workspace() if not place else Workspace(part, self.constants)
+            workspace = first if not place else Workspace(part, self.constants)
             held.append(workspace)
             part.allocate_outputs(tensors)
             for b, view in workspace.views:
                 tensors[b] = view
-            for b in workspace.addressed:
-                if b < len(tensors) and (t := tensors[b]) is not None:
-                    workspace.bases[b] = t.data_ptr()
+            workspace.point(tensors, read=read and not place)
             for act in workspace.acts:
                 act(tensors)
             if segment.measures:

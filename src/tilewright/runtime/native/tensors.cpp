@@ -1,0 +1,187 @@
+// Reads where tensors lie, and whether dicts hold what they held, without a line of Python between: objects through
+// Python's stable C interface, tensors through torch's, so that nothing is built against headers of either. What a tensor
+// says is read anew in each call: nothing is remembered that could be out of date. Of a dict, its version is: Python
+// changes it with everything that it puts there.
+//
+// Stands before launch.cpp and launch_cuda.cpp in one text.
+#include <stddef.h>
+#include <stdint.h>
+
+#define TW_API extern "C" __attribute__((visibility("default")))
+
+typedef void* tw_object;  // PyObject*
+
+// What is used of Python, declared by hand; the names are `Python.FUNCTIONS` in reading.py.
+struct tw_python {
+  tw_object (*function)(void* method, tw_object self, tw_object module);
+  tw_object (*first)(tw_object tuple, intptr_t place);
+  tw_object (*item)(tw_object list, intptr_t place);
+  unsigned long long (*number)(tw_object);
+  tw_object (*integer)(long long);
+  tw_object (*call)(tw_object function, tw_object const* args, size_t count, tw_object names);
+  tw_object (*list)(intptr_t count);
+  int (*put)(tw_object list, intptr_t place, tw_object);
+  intptr_t (*length)(tw_object list);
+  int (*replace)(tw_object list, intptr_t begin, intptr_t end, tw_object by);
+  void (*take)(tw_object);
+  void (*drop)(tw_object);
+  intptr_t (*size)(tw_object dict);
+  tw_object (*find)(tw_object dict, tw_object key);
+  tw_object none, yes, no;
+};
+
+// The same of torch; a handle is the place of the pointer that a tensor's object holds.
+struct tw_torch {
+  int (*data)(void* handle, char** address);
+  int (*rank)(void* handle, int64_t* dims);
+  int (*strides)(void* handle, const int64_t** elements);
+  int (*sizes)(void* handle, const int64_t** sizes);
+  int (*type_of)(void* handle, int32_t* number);
+  int (*device)(void* handle, int32_t* kind);
+  int (*device_number)(void* handle, int32_t* number);
+  int64_t handle, type;         // bytes from the start of an object to its handle, and to its type
+  tw_object tensor, parameter;  // the types whose objects have a handle there
+};
+
+struct tw_input {  // how an argument must lie
+  int64_t place, slot;  // its number, and where its address goes among the bases
+  int64_t rank;
+  const int64_t* strides;  // negative: does not matter
+  char* wanted;            // its address, where that matters; ANY: it does not
+  const int64_t* sizes;    // null: others see to them, to the type and to the device
+  int32_t facts[3];        // type, kind and number of the device
+};
+
+struct tw_inputs {
+  int64_t count;
+  const tw_input* input;
+};
+
+namespace {
+tw_python python;
+tw_torch torch;
+
+// The address of the first element of a tensor; false for what is none, and for a tensor without memory.
+bool address(tw_object t, char** at) {
+  tw_object type = *(tw_object*)((char*)t + torch.type);
+  return (type == torch.tensor || type == torch.parameter) && !torch.data((char*)t + torch.handle, at);
+}
+
+char* const ANY = (char*)~0ull;
+
+// Whether a tensor of the right rank has the sizes, the type and the device that are wanted.
+bool fits(const tw_input& i, void* handle) {
+  const int64_t* sizes;
+  int32_t facts[3];
+  if (torch.sizes(handle, &sizes) || torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) ||
+      torch.device_number(handle, &facts[2])) {
+    return false;
+  }
+  bool same = facts[0] == i.facts[0] && facts[1] == i.facts[1] && facts[2] == i.facts[2];
+  for (int64_t d = 0; d < i.rank && same; d++) same = sizes[d] == i.sizes[d];
+  return same;
+}
+
+// The same of a tensor that lies as wanted.
+bool lies(const tw_input& i, tw_object t, char** at) {
+  if (!address(t, at)) return false;
+  void* handle = (char*)t + torch.handle;
+  int64_t rank;
+  const int64_t* strides;
+  if (torch.rank(handle, &rank) || rank != i.rank || torch.strides(handle, &strides)) return false;
+  if (i.sizes && !fits(i, handle)) return false;
+  for (int64_t d = 0; d < rank; d++) {
+    if (i.strides[d] >= 0 && strides[d] != i.strides[d]) return false;
+  }
+  return true;
+}
+
+// (self: a tuple whose first item is the address of tw_inputs; the list of arguments; the address of bases, or 0) ->
+// whether all inputs lie as wanted. Their addresses then stand among the bases; without any they are what is wanted.
+tw_object read(tw_object self, tw_object const* given, intptr_t) {
+  const tw_inputs* w = (const tw_inputs*)(uintptr_t)python.number(python.first(self, 0));
+  char** bases = (char**)(uintptr_t)python.number(given[1]);
+  bool same = true;
+  for (int64_t k = 0; k < w->count && same; k++) {
+    const tw_input& i = w->input[k];
+    tw_object t = python.item(given[0], i.place);
+    if (!t) return nullptr;
+    char* at;
+    same = lies(i, t, &at) && (bases || at == i.wanted || i.wanted == ANY);
+    if (same && bases) bases[i.slot] = at;
+  }
+  tw_object answer = same ? python.yes : python.no;
+  python.take(answer);
+  return answer;
+}
+
+}  // namespace
+
+struct tw_named {
+  tw_object name, value;
+};
+
+struct tw_dict {  // what a dict held
+  tw_object dict;
+  uint64_t version;  // when it was last seen to hold that
+  int64_t size;      // negative: does not matter
+  int64_t count;
+  const tw_named* item;
+};
+
+struct tw_held {
+  int64_t dicts;
+  tw_dict* dict;
+  int64_t typed;
+  const tw_named* object;  // objects and their types
+  int64_t version;         // bytes from the start of a dict to its version; 0: it has none
+};
+
+namespace {
+bool holds(tw_dict& d, int64_t version) {
+  uint64_t now = version ? *(uint64_t*)((char*)d.dict + version) : 0;
+  if (version && now == d.version) return true;
+  if (d.size >= 0 && python.size(d.dict) != d.size) return false;
+  for (int64_t k = 0; k < d.count; k++) {
+    if (python.find(d.dict, d.item[k].name) != d.item[k].value) return false;
+  }
+  d.version = now;
+  return true;
+}
+
+// (self: a tuple whose first item is the address of tw_held) -> whether dicts hold the same objects, and objects have the
+// same types.
+tw_object same(tw_object self, tw_object) {
+  tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
+  bool held = true;
+  for (int64_t k = 0; k < w->dicts && held; k++) held = holds(w->dict[k], w->version);
+  for (int64_t k = 0; k < w->typed && held; k++) {
+    held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
+  }
+  tw_object answer = held ? python.yes : python.no;
+  python.take(answer);
+  return answer;
+}
+
+struct tw_method {  // PyMethodDef
+  const char* name;
+  void* function;
+  int convention;
+  const char* text;
+};
+
+const int NONE = 4, ONE = 8, SEVERAL = 0x80;  // METH_NOARGS, METH_O, METH_FASTCALL
+tw_method reading = {"read", (void*)read, SEVERAL, nullptr}, comparing = {"same", (void*)same, NONE, nullptr};
+}  // namespace
+
+// Called once, before anything else.
+TW_API void tw_attach_python(const tw_python* found, const tw_torch* tensors) {
+  python = *found;
+  torch = *tensors;
+}
+
+// The function of Python's that reads the inputs which `self` names, and keeps `self`.
+TW_API tw_object tw_reader(tw_object self) { return python.function(&reading, self, nullptr); }
+
+// The same for the function that looks at dicts.
+TW_API tw_object tw_comparer(tw_object self) { return python.function(&comparing, self, nullptr); }

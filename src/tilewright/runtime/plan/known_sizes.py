@@ -1,0 +1,173 @@
+"""A plan whose input sizes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from torch import Tensor
+
+from tilewright.ir.sizes.host import Number
+from tilewright.plan.data import Home, Launches, Plan
+from tilewright.runtime.cpu.native_call import Outside
+from tilewright.tuning.input_limits import KEPT_MEMORY
+
+from .arguments import Argument
+from .bound import BoundSegment, Workspace
+from .launch import Unit, raise_error
+from .reading import Lies, reader
+from .verified import Checks
+
+Result = Tensor | int | float | bool | None
+Quick = Callable[[list[Argument]], list[Result] | None]
+Join = Callable[[Workspace], None]
+"""Makes of what a workspace does one native call, where it can."""
+
+
+def _is_quick(plan: Plan) -> bool:
+    steps = [step for segment in plan.segments for step in segment.steps]
+    if (
+        plan.placed
+        or len(plan.segments) != 1
+        or not all(isinstance(step, Launches) for step in steps)
+        or plan.written
+    ):
+        return False
+    if any(plan.segments[0].makes):
+        return False
+    outputs = [o for o in plan.outputs if isinstance(o, int) and plan.buffers[o].home is Home.OUTPUT]
+    return len(set(outputs)) == len(plan.outputs) > 0
+
+
+def _runs(inputs: Sequence[Lies]) -> list[tuple[int, int, int]]:
+    """Numbers of first argument and buffer, and how many follow each other: weights, as a rule, are one run."""
+    found: list[tuple[int, int, int]] = []
+    for i in inputs:
+        if found and (i.place - found[-1][2], i.slot - found[-1][2]) == found[-1][:2]:
+            found[-1] = (*found[-1][:2], found[-1][2] + 1)
+        else:
+            found.append((i.place, i.slot, 1))
+    return found
+
+
+def never(args: list[Argument]) -> None:
+    """The quick run of what has none."""
+
+
+class Bound:
+    """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
+
+    keep_bytes = KEPT_MEMORY.max_workspace_bytes
+
+    def __init__(
+        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
+        checks: Checks | None = None, join: Join | None = None,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.join = join
+        self.sizes = sizes
+        self.constants = constants
+        self.unit = unit
+        self.first = BoundSegment(plan, plan.segments[0], 0, sizes, unit, checks)
+        layouts = self.first.layouts
+        self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
+        self.lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
+        self.read = reader(self.lies)
+        """Reads the addresses of all inputs, if they lie as compiled for."""
+        self._runs = _runs(self.lies)
+        self.free: list[Workspace] = []
+        self.retains = False
+        """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
+        self.quick = self.read is not None and _is_quick(plan) and checks is None
+        """Whether kernels are all there is to run, and all results are tensors of their own."""
+        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
+        self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
+        self.run: Quick | None = (self.native_run() or self.quick_run()) if self.quick else None
+
+    def place(self, tensors: list[Tensor | None], args: Sequence[Argument]) -> None:
+        """Put the inputs among the tensors of a run."""
+        for k, b, count in self._runs:
+            tensors[b : b + count] = cast(Sequence[Tensor | None], args[k : k + count])
+
+    def pool(self) -> list[Workspace]:
+        """The workspaces that a call may take now, and where it puts back what it has used."""
+        return self.free
+
+    def shared(self) -> list[Workspace] | None:
+        """The pool, if it is the same for all calls."""
+        return self.free
+
+    def workspace(self) -> Workspace:
+        """One that nobody uses."""
+        try:
+            return self.pool().pop()
+        except IndexError:
+            return self.fresh()
+
+    def fresh(self) -> Workspace:
+        """A new one."""
+        made = Workspace(self.first, self.constants)
+        if self.join is not None:
+            self.join(made)
+        return made
+
+    def give_back(self, workspace: Workspace) -> None:
+        """What `workspace` gave is no longer used."""
+        if self.retains:
+            self.pool().append(workspace)
+
+    def retain(self, keep: bool) -> None:
+        """Whether to keep workspaces from now on, if they are small enough."""
+        self.retains = keep and self.first.arena_bytes <= self.keep_bytes
+        if not keep:
+            self.free.clear()
+
+    def native_run(self) -> Quick | None:
+        """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
+        if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
+            return None
+        outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
+        found = self.fresh().native_call(Outside(self.lies, outputs, self.first.make, raise_error))
+        return cast(Quick | None, found)  # it takes what the plan says
+
+    def quick_run(self) -> Quick:
+        """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
+        in another way than compiled for."""
+        outputs, order, pool, make = self.first.outputs, self.order, self.pool, self.first.make
+        ordered = order == tuple(range(len(outputs)))
+
+        shared, only = self.shared(), outputs[0] if len(outputs) == 1 else None
+
+        read = self.read
+        assert read is not None
+
+        def run(args: list[Argument]) -> list[Result] | None:
+            free = pool() if shared is None else shared
+            try:
+                workspace = free.pop()
+            except IndexError:
+                workspace = self.fresh()
+            if not read(args, workspace.address):
+                free.append(workspace)
+                return None
+            bases = workspace.bases
+            if only is not None:
+                b, shape, layout, dtype = only
+                t = make(shape, layout, dtype)
+                bases[b] = t.data_ptr()
+                made: list[Result] = [t]
+            else:
+                made = []
+                for b, shape, layout, dtype in outputs:
+                    t = make(shape, layout, dtype)
+                    bases[b] = t.data_ptr()
+                    made.append(t)
+            for launch in workspace.runs:
+                if code := launch():
+                    raise_error(code)
+            args.clear()
+            if self.retains:
+                free.append(workspace)
+            return made if ordered else [made[k] for k in order]
+
+        return run

@@ -1,0 +1,230 @@
+"""Where the inputs of a call lie, read by one native function: no Python between a hundred weights.
+
+The native side (`native/tensors.cpp`) knows Python and torch through their stable C interfaces, whose functions are
+handed to it by name: nothing is built against headers. What it reads is what `Tensor.data_ptr` and `Tensor.stride` say,
+anew in each call. It reads plain tensors and parameters alone, and says of anything else that it does not lie as
+wanted: Python then looks itself."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).parents[1] / "native" / "tensors.cpp"
+"""Stands before the text of a library that reads tensors."""
+
+Reader = Callable[[Sequence[object], int], bool]
+"""(list of arguments, address of a row of addresses, or 0) -> whether all inputs lie as wanted; their addresses then
+stand in the row, or, without one, are those wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """How an input must lie: the number of the argument, the slot of its address, its shape and its strides (elements);
+    those of sizes 0 and 1 do not matter. `address`: where, for readers that compare. `like`: a tensor whose sizes, type
+    and device it must have too."""
+
+    place: int
+    slot: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int = 0
+    like: Tensor | None = None
+
+
+class Python(ctypes.Structure):
+    """What the native side uses of Python."""
+
+    FUNCTIONS = (
+        "PyCFunction_NewEx", "PyTuple_GetItem", "PyList_GetItem", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
+        "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
+        "Py_DecRef", "PyDict_Size", "PyDict_GetItem",
+    )  # fmt: skip
+    OBJECTS = (None, True, False)
+
+    _fields_ = tuple((f"at{k}", ctypes.c_void_p) for k in range(len(FUNCTIONS) + len(OBJECTS)))
+
+
+class Torch(ctypes.Structure):
+    """What the native side uses of torch."""
+
+    FUNCTIONS = (
+        "aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_strides", "aoti_torch_get_sizes",
+        "aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_device_index",
+    )  # fmt: skip
+    FACTS = FUNCTIONS[-3:]
+    TYPES = (Tensor, torch.nn.Parameter)
+
+    _fields_ = (
+        *((f"at{k}", ctypes.c_void_p) for k in range(len(FUNCTIONS))),
+        ("handle", ctypes.c_int64),
+        ("type", ctypes.c_int64),
+        *((f"type{k}", ctypes.c_void_p) for k in range(len(TYPES))),
+    )
+
+
+class _Input(ctypes.Structure):
+    _fields_ = (
+        ("place", ctypes.c_int64),
+        ("slot", ctypes.c_int64),
+        ("rank", ctypes.c_int64),
+        ("strides", ctypes.c_void_p),
+        ("wanted", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("facts", ctypes.c_int32 * len(Torch.FACTS)),
+    )
+
+
+class Table(ctypes.Structure):
+    """How inputs must lie, as the native side reads it."""
+
+    kept: tuple[object, ...]
+    """What it points to."""
+
+    _fields_ = (("count", ctypes.c_int64), ("input", ctypes.c_void_p))
+
+
+def table_of(inputs: Sequence[Lies]) -> Table:
+    """The inputs as the native side reads them."""
+    rows = (_Input * max(1, len(inputs)))()
+    held: list[array[int]] = []
+    for row, i in zip(rows, inputs, strict=False):
+        matters = 0 not in i.shape
+        strides = array(
+            "q", [s if matters and n > 1 else -1 for n, s in zip(i.shape, i.strides, strict=True)]
+        )
+        held.append(strides)
+        row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
+        row.strides = strides.buffer_info()[0]
+        if i.like is not None:
+            sizes = array("q", i.shape)
+            held.append(sizes)
+            row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
+    table = Table(len(inputs), ctypes.addressof(rows))
+    table.kept = (rows, held)
+    return table
+
+
+Maker = Callable[[object], Any]
+"""Makes a callable of a tuple whose first item is the address of what it looks at."""
+
+_makers: list[Maker] = []
+COMPARERS: list[Maker] = []
+"""What makes the function that looks at dicts, if there is one (see `runtime/call/held.py`)."""
+
+
+def attach(library: ctypes.CDLL) -> bool:
+    """Let `library`, whose text begins with `SOURCE`, see Python and torch. False where interpreters have no lock, or
+    one of the two is not as expected: nothing of it that reads tensors may then be called."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    try:
+        found = [
+            ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in Python.FUNCTIONS
+        ]
+        tensors = _torch()
+    except (AttributeError, LookupError, OSError):
+        return False
+    library.tw_attach_python(ctypes.byref(Python(*found, *map(id, Python.OBJECTS))), ctypes.byref(tensors))
+    if not _reads_well(_maker(library.tw_reader)):
+        return False
+    _makers[:] = [_maker(library.tw_reader)]
+    COMPARERS[:] = [_maker(library.tw_comparer)]
+    return True
+
+
+def _maker(function: Callable[..., object]) -> Maker:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # pyright: ignore[reportArgumentType]
+    assert address is not None
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
+
+
+ANYWHERE = (1 << 64) - 1
+"""An address that does not matter."""
+
+
+def alike(tensors: Sequence[Tensor]) -> Callable[[], bool]:
+    """Whether tensors still have the sizes, strides, types and devices that they have now."""
+    now = list(map(_shown, tensors))
+    plain = all(type(t) in Torch.TYPES and t.layout is torch.strided for t in tensors)
+    lies = (
+        [Lies(k, 0, tuple(t.shape), t.stride(), ANYWHERE, t) for k, t in enumerate(tensors)] if plain else []
+    )
+    read, held = reader(lies) if plain else None, list(tensors)
+    return lambda: (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+
+
+def _shown(t: Tensor) -> tuple[object, ...]:
+    strides = t.stride() if t.layout is torch.strided else None
+    return t.shape, strides, t.dtype, t.device, t.layout
+
+
+def reader(inputs: Sequence[Lies]) -> Reader | None:
+    """What reads these inputs; None where no native side is there."""
+    if not _makers:
+        return None
+    table = table_of(inputs)
+    return _makers[0]((ctypes.addressof(table), table))
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _facts(t: Tensor) -> ctypes.Array[ctypes.c_int32]:
+    """Numbers of a tensor's type and device, as torch's interface tells them."""
+    found, library = (ctypes.c_int32 * len(Torch.FACTS))(), _library()
+    handle = ctypes.c_void_p(id(t) + _offset(t, t._cdata))
+    for k, name in enumerate(Torch.FACTS):
+        getattr(library, name)(handle, ctypes.byref(found, k * ctypes.sizeof(ctypes.c_int32)))
+    return found
+
+
+def _torch() -> Torch:
+    """Raises OSError, AttributeError or LookupError where torch is not as expected."""
+    library = _library()
+    functions = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in Torch.FUNCTIONS]
+    t = torch.empty(1)
+    return Torch(*functions, _offset(t, t._cdata), _offset(t, id(type(t))), *map(id, Torch.TYPES))
+
+
+def _offset(of: object, word: int) -> int:
+    """Bytes from the start of an object to a word that it holds. Raises LookupError if it holds none such."""
+    size = ctypes.sizeof(ctypes.c_void_p)
+    words = (ctypes.c_uint64 * (object.__sizeof__(of) // size)).from_address(id(of))
+    return list(words).index(word) * size if word in words else _missing()
+
+
+def _missing() -> int:
+    raise LookupError("an object does not hold what is looked for")
+
+
+def _reads_well(maker: Maker) -> bool:
+    """Whether addresses and strides are read as torch says them, of tensors of several kinds."""
+    base = torch.empty(4, 6, 8)
+    made: list[Tensor] = [
+        base, base[1:, ::2].transpose(0, 2), torch.nn.Parameter(base[2]), torch.empty(3, dtype=torch.int64),
+        torch.empty(()), torch.empty(0, 3), torch.nn.Parameter(base[0]).detach(),
+    ]  # fmt: skip
+    for t in made:
+        row = array("Q", [0, 0])
+        as_said = table_of([Lies(0, 1, tuple(t.shape), t.stride())])
+        otherwise = table_of([Lies(0, 0, (2,) * t.dim() or (2,), tuple(s + 1 for s in t.stride()) or (1,))])
+        if not maker((ctypes.addressof(as_said), as_said))([t], row.buffer_info()[0]):
+            return False
+        if row[1] != t.data_ptr() or maker((ctypes.addressof(otherwise), otherwise))(
+            [t], row.buffer_info()[0]
+        ):
+            return False
+    return True
