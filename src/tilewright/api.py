@@ -29,6 +29,7 @@ from tilewright.pipeline.compiler import (
 )
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
+from tilewright.runtime.call.asked import asking
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, Way
@@ -64,7 +65,8 @@ def backend(
     wanted = Options.make(options)
     if mode in ("reduce-overhead", "max-autotune"):
         wanted = wanted.replace(cuda_graphs=True)
-    return Session(wanted).backend(gm, example_inputs)
+    with asking(runs=False):
+        return Session(wanted).backend(gm, example_inputs)
 
 
 warn_at_recompile_limit(backend)
@@ -237,7 +239,8 @@ def _way(
             )
     _check_target(target)
     if isinstance(target, torch.export.ExportedProgram):
-        return program_way(exported(target), options)
+        with asking(runs=False):
+            return program_way(exported(target), options)
     if callable(target):
         return TracedWay(target, Session(options), naming, oblivious=oblivious)
     raise InputError(

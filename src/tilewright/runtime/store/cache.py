@@ -174,9 +174,9 @@ class Store:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
-                if _is_complete(target):
+                if is_complete(target):
                     return target
-                _move_aside(target, staging)
+                move_aside(target, staging)
             raise OSError(errno.EEXIST, "an entry stands in the way", str(target))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -282,15 +282,16 @@ def _check_files(folder: Path) -> bool:
     return True
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether an entry's files are what its manifest says."""
     try:
         return _check_files(folder)
     except OSError:
         return False
 
 
-def _move_aside(path: Path, staging: Path) -> None:
-    """Get a broken entry out of the way and remove it."""
+def move_aside(path: Path, staging: Path) -> None:
+    """Get an entry out of the way at once and remove it."""
     aside = staging / f"broken.{os.getpid()}.{secrets.token_hex(4)}"
     with contextlib.suppress(FileNotFoundError):
         os.replace(path, aside)
@@ -315,7 +316,7 @@ def _trim(root: Path, oldest: float) -> None:
     for used, size, folder in sorted(entries):
         if used >= oldest or total <= STORE.max_bytes * 3 // 4:
             return
-        _move_aside(folder, root / "staging")
+        move_aside(folder, root / "staging")
         total -= size
 
 
