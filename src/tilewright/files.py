@@ -23,7 +23,7 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
-from tilewright.capture.signature import Signature
+from tilewright.capture.signature import Signature, signature_of_program
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
@@ -78,6 +78,8 @@ class FileGraphs:
         self._nodes = nodes
         self._cut = cut
         self._options = options
+        self.program: Exported | None = None
+        """What was traced last."""
 
     def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | Region:
         """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
@@ -130,6 +132,7 @@ class FileGraphs:
                 continue
             if not fits(program, inputs):
                 continue
+            self.program = program
             made = program_way(program, self._options)
             if made.admits(inputs):
                 self.ways.append(made)
@@ -189,13 +192,14 @@ class FileWay:
 
     @property
     def signature(self) -> Signature | None:
-        """Of the graph compiled last, with the file's names; None where the model is not one graph. Compiles for typical
-        sizes if there is none."""
-        self._typical()
-        last = self._ways()[-1]
-        if not isinstance(last, ProgramWay):
+        """Of the graph compiled last, with the file's names; None where the model is not one graph. Compiles for
+        typical sizes if there is none."""
+        if not any(graphs.program for _, graphs in self._kinds):
+            self._typical()
+        program = next((g.program for _, g in reversed(self._kinds) if g.program is not None), None)
+        if program is None:
             return None
-        found = last.signature_as(() if self._nests else self.names, self.module.output_names)
+        found = signature_of_program(program, () if self._nests else self.names, self.module.output_names)
         return found.named(lambda name, dim: _declared_name(self._dims.get(name, {}).get(dim)))
 
     @property
@@ -233,9 +237,9 @@ class FileWay:
         return self._ways()[-1].trace or Trace()
 
     @property
-    def traces(self) -> tuple[object, ...]:
+    def compilations(self) -> tuple[object, ...]:
         """Of each graph compiled so far."""
-        return tuple(t for w in self._ways() for t in w.traces)
+        return tuple(c for w in self._ways() for c in w.compilations)
 
     def _ways(self) -> list[ProgramWay | Pieces | Region]:
         return [w for _, graphs in self._kinds for w in graphs.ways]

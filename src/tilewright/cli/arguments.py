@@ -53,7 +53,9 @@ def _screened(command: Command) -> Command:
     decorated = command
     for option in (
         click.option("-q", "--quiet", is_flag=True, help="Print verdicts, warnings and errors only."),
-        click.option("-v", "--verbose", count=True, help="Say on stderr what the compiler does; -vv says more."),
+        click.option(
+            "-v", "--verbose", count=True, help="Say on stderr what the compiler does; -vv says more."
+        ),
         click.option("--json", "json_path", metavar="FILE", help="Write the results here too; - for stdout."),
     ):
         decorated = option(decorated)
@@ -90,7 +92,8 @@ def verb(body: Callable[Concatenate[Request, ...], int]) -> Command:
 
 
 def _of_models() -> tuple[Callable[[Command], Command], ...]:
-    several, option = {"multiple": True}, click.option
+    option: Any = click.option
+    several = {"multiple": True}
     return (
         click.argument("model", shell_complete=_files),
         option("--input", "files", **several, metavar="NAME=@FILE", help="An input from a .npy file."),

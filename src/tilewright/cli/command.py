@@ -151,7 +151,12 @@ def env_(screen: Screen) -> int:
 
 @cli.command(
     "cache",
-    examples=("tilewright cache", "tilewright cache list", "tilewright cache verify", "tilewright cache clear"),
+    examples=(
+        "tilewright cache",
+        "tilewright cache list",
+        "tilewright cache verify",
+        "tilewright cache clear",
+    ),
 )
 @click.argument("action", type=click.Choice(["size", "list", "verify", "clear"]), default="size")
 @plain_verb

@@ -53,7 +53,12 @@ class Clock:
 def _seconds_since_start() -> float:
     """How long this process runs already, where the system tells (to a hundredth of a second)."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+        ticks = int(
+            Path("/proc/self/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[19]
+        )
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0

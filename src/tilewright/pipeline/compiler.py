@@ -104,9 +104,9 @@ class Compiled:
         return self.compilation.trace
 
     @property
-    def traces(self) -> tuple[Trace, ...]:
-        """The one trace."""
-        return (self.trace,)
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The one."""
+        return (self.compilation,)
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -181,7 +181,9 @@ def compile_fx(
             return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, recorder=run)
         STATS.graphs += 1
         runs = run(
-            "bind", lambda: executable(made, options, guards=guards, saves=first_saved(gm), kind=kind), _nothing
+            "bind",
+            lambda: executable(made, options, guards=guards, saves=first_saved(gm), kind=kind),
+            _nothing,
         )
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
         compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs)
@@ -269,7 +271,9 @@ def _attempted(asked: Request, graph: Graph) -> Made:
 
 def _begun(asked: Request, graph: Graph) -> State:
     machine = machine_of(asked.place, asked.options)
-    return begin(asked, graph, Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine)))
+    return begin(
+        asked, graph, Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine))
+    )
 
 
 def _reported(state: State) -> Made:

@@ -61,4 +61,3 @@ class Recorder:
         done = FinishedPhase(name, time.perf_counter() - start, shown(made), time.process_time() - worked)
         self.trace = replace(self.trace, phases=(*self.trace.phases, done))
         return made
-

@@ -13,6 +13,7 @@ from tilewright.ir.sizes.host import size
 from tilewright.partition.provenance import site
 
 from .bind import names_in
+from .boundary import Boundary, boundary_of
 from .coverage import How, executor_of
 from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
@@ -63,6 +64,7 @@ class KernelReport(Figures):
     scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
     site: Callable[[Op], str]
+    ending: Callable[[], Boundary]
 
     @property
     def bytes_lower_bound(self) -> int | None:
@@ -85,11 +87,16 @@ class KernelReport(Figures):
         return self.scheduled().program
 
     @property
+    def boundary(self) -> Boundary:
+        """Why the kernel ends where it does."""
+        return self.ending()
+
+    @property
     def reason(self) -> str:
-        """Why the kernel ends where it does, and what could not be had."""
+        """The same in the words of whoever decided it, and what could not be had."""
         made = self.scheduled()
         notes = (note.shown(self.site) for note in made.notes)
-        return "; ".join(filter(None, (made.kernel.reason, *notes)))
+        return "; ".join((made.kernel.reason or self.boundary.value, *notes))
 
     @property
     def source(self) -> str:
@@ -181,5 +188,6 @@ def report_of(
         sizes=sizes,
         scheduled=scheduled,
         printer=printer,
+        ending=lambda: boundary_of(kernel, cover),
         site=lambda op: site(op, origins, sum(o.origin == op.origin for o in kernel.ops) == 1),
     )

@@ -123,6 +123,12 @@ class ExampleLimits:
 
     undeclared_sizes: tuple[tuple[int, int], ...] = ((2, 64), (2, 224), (1, 64), (1, 1))
     """Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
+    leading_sizes: tuple[int, ...] = (1, 2, 4)
+    """Of leading dims, where a model takes none of those."""
+    other_sizes: tuple[int, ...] = (1, 2, 3, 4, 8, 16, 32, 48, 80, 96, 128, 256, 320, 512, 640)
+    """Of other dims."""
+    max_search_seconds: float = 10.0
+    """For how long sizes that fit are looked for."""
 
 
 EXAMPLES = ExampleLimits()
@@ -443,6 +449,10 @@ class MeasurementLimits:
     """The part of a core that a process uses at most whose threads sleep."""
     min_sample_seconds: float = 1e-3
     """Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth."""
+    step_warm_calls: int = 3
+    """Calls of a model before its steps are timed."""
+    step_calls: int = 20
+    """Calls of a model in which each of its steps is timed."""
     bound_slack_ratio: float = 0.05
     """How far below its lower bound a timing may lie before it counts as impossible."""
 

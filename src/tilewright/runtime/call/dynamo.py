@@ -54,16 +54,14 @@ class Sessions(Reports, Protocol):
 class _Signatures:
     """A backend that writes down what each graph takes and gives."""
 
-    def __init__(self, backend: Callable[..., object], parameters: tuple[str, ...]) -> None:
+    def __init__(self, backend: Callable[..., Callable[..., object]], parameters: tuple[str, ...]) -> None:
         self._backend = backend
         self._parameters = parameters
         self.found: list[Signature] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        made = signature_of_call(gm, self._parameters)
-        compiled = self._backend(gm, example_inputs)
-        self.found.append(made)
-        return compiled
+        self.found.append(signature_of_call(gm, self._parameters))
+        return self._backend(gm, example_inputs)
 
 
 def _parameters(target: Callable[..., object]) -> tuple[str, ...]:

@@ -73,11 +73,7 @@ class ProgramWay(ReportsOfParts):
     @property
     def signature(self) -> Signature:
         """What it takes and gives."""
-        return self.signature_as((), ())
-
-    def signature_as(self, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
-        """The same with names of the caller's."""
-        return signature_of_program(self.program, inputs, outputs)
+        return signature_of_program(self.program, (), ())
 
     @property
     def done(self) -> Coverage:

@@ -238,6 +238,7 @@ class CompiledModel:
         return self._way.trace
 
     @property
-    def traces(self) -> tuple[object, ...]:
-        """The trace of each graph that it has compiled so far."""
-        return self._way.traces
+    def compilations(self) -> tuple[object, ...]:
+        """How each graph of it was compiled so far: coverage, trace, kernels and calls. (`tilewright.compilations()`
+        has those of the whole process.)"""
+        return self._way.compilations

@@ -30,8 +30,8 @@ class Reports(Protocol):
         ...
 
     @property
-    def traces(self) -> tuple[object, ...]:
-        """The same of each graph."""
+    def compilations(self) -> tuple[object, ...]:
+        """How each graph was compiled."""
         ...
 
 
@@ -58,9 +58,9 @@ class ReportsOfParts:
         return tuple(line for part in self.reporting() for line in part.cuda_graphs)
 
     @property
-    def traces(self) -> tuple[object, ...]:
-        """Of each graph."""
-        return tuple(trace for part in self.reporting() for trace in part.traces)
+    def compilations(self) -> tuple[object, ...]:
+        """Of all parts."""
+        return tuple(made for part in self.reporting() for made in part.compilations)
 
     @property
     def trace(self) -> object:

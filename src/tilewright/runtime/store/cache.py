@@ -33,7 +33,7 @@ from tilewright.options import Options
 from tilewright.tuning.input_limits import STORE
 
 MANIFEST = "manifest.json"
-_KEY = re.compile(r"[0-9a-f]{16,64}")
+KEY = re.compile(r"[0-9a-f]{16,64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -220,7 +220,7 @@ class Store:
 
 
 def _check_key(key: str) -> None:
-    if not _KEY.fullmatch(key):
+    if not KEY.fullmatch(key):
         raise ValueError(f"not a cache key: {key!r}")
 
 

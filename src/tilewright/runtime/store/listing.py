@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import MANIFEST, is_complete, move_aside
+from .cache import KEY, MANIFEST, is_complete, move_aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Entry:
 def entries(root: Path) -> Iterator[Entry]:
     """All entries of the store in `root`, broken ones too; those that vanish meanwhile are left out."""
     for folder in sorted(root.glob("[0-9a-f][0-9a-f]/*")):
+        if not KEY.fullmatch(folder.name):
+            continue  # no entry of ours
         with contextlib.suppress(OSError):
             files = sorted(folder.iterdir())
             manifest = folder / MANIFEST
