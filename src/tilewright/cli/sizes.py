@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InputError, TilewrightError
-from tilewright.tuning.search_limits import EXAMPLES
+from tilewright.tuning.input_limits import EXAMPLES
 
 from .model import Model, parse_dtype, parse_pairs, parse_shape, read_array
 from .request import Request

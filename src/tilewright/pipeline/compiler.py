@@ -180,11 +180,8 @@ def compile_fx(
             STATS.fallbacks += 1
             return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, recorder=run)
         STATS.graphs += 1
-        runs = run(
-            "bind",
-            lambda: executable(made, options, guards=guards, saves=first_saved(gm), kind=kind),
-            _nothing,
-        )
+        make = partial(executable, made, options, guards=guards, saves=first_saved(gm), kind=kind)
+        runs = run("bind", make, _nothing)
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
         compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs)
         return _noted(gm, frozen or {}, runs, compilation, options)
