@@ -29,7 +29,7 @@ from tilewright.pipeline.compiler import (
 )
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.call.asked import asking
+from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, Way
@@ -191,15 +191,16 @@ def compile(
         wanted = wanted.replace(freeze=freeze)
     if dims is not None and not isinstance(dims, Mapping) and dims != "oblivious":
         raise InputError(f"dims cannot be {dims!r}", phase="input", hint='a mapping or "oblivious"')
-    naming = Naming(dims if isinstance(dims, Mapping) else {})
-    way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
-    model = CompiledModel(way)
-    if isinstance(example_inputs, (Tensor, np.ndarray)):
-        raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
-    if isinstance(example_inputs, Mapping):
-        model.prepare((), dict(example_inputs))
-    elif example_inputs is not None:
-        model.prepare(tuple(example_inputs), {})
+    with asking(runs=False):
+        naming = Naming(dims if isinstance(dims, Mapping) else {})
+        way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
+        model = CompiledModel(way)
+        if isinstance(example_inputs, (Tensor, np.ndarray)):
+            raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
+        if isinstance(example_inputs, Mapping):
+            model.prepare((), dict(example_inputs))
+        elif example_inputs is not None:
+            model.prepare(tuple(example_inputs), {})
     return model
 
 
@@ -230,7 +231,9 @@ def _way(
         path = os.fspath(target)
         if not path.endswith(".onnx"):
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
-        return FileWay(_moved(load(path), device), options, naming, device, path)
+        with reading():
+            module = _moved(load(path), device)
+        return FileWay(module, options, naming, device, path)
     if device is not None:
         held = (*target.parameters(), *target.buffers()) if isinstance(target, torch.nn.Module) else ()
         if any(t.device.type != device.type or device.index not in (None, t.device.index or 0) for t in held):
@@ -239,8 +242,7 @@ def _way(
             )
     _check_target(target)
     if isinstance(target, torch.export.ExportedProgram):
-        with asking(runs=False):
-            return program_way(exported(target), options)
+        return program_way(exported(target), options)
     if callable(target):
         return TracedWay(target, Session(options), naming, oblivious=oblivious)
     raise InputError(

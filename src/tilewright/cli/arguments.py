@@ -155,6 +155,8 @@ def _show_warning(screen: Screen, message: Warning | str, *place: object, **rest
 def _listen(screen: Screen, verbose: int) -> None:
     """Show on stderr what the compiler logs."""
     if not verbose:
+        # What torch could not trace becomes our own error; its stack would stand before that.
+        logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: False)
         return
     handler = logging.StreamHandler(screen.err.file)
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -63,7 +63,7 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
     threads = threads_of(request)
     with request.progress(f"loading {request.model}"):
         model, chosen = prepared(request)
-        workload = measure.Workload(model.name, model.target, chosen.inputs)
+        workload = measure.Workload(model.name, model.runnable, chosen.inputs)
     compiled: list[Compiled] = []
     refused: list[TilewrightError] = []
 

@@ -42,7 +42,7 @@ def _trained(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Tria
         raise InputError(
             "a file has no parameters to train", phase="check", hint="give package.module:function"
         )
-    copied = training.in_training(model.target)
+    copied = training.in_training(model.eager)
     state = {name: b.detach().clone() for name, b in copied.named_buffers()}
     compiled = compile_for(request, replace(model, target=copied), None)
 

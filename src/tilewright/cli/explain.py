@@ -153,6 +153,8 @@ def _show_sizes(request: Request, compiled: Compiled) -> None:
             known |= record.sizes
     signature = compiled.signature
     named = {s.symbol: s for s in signature.sizes} if isinstance(signature, Signature) else {}
+    if named:  # torch also tells of symbols that it found equal to these
+        known = {symbol: number for symbol, number in known.items() if symbol in named}
     texts: list[str] = []
     for symbol, number in known.items():
         s = named.get(symbol)
@@ -278,5 +280,5 @@ def _show_regions(request: Request, graph: Graph) -> None:
 def _show_source(request: Request, kernels: Sequence[KernelRecord]) -> None:
     """Each distinct kernel's text once, as it is."""
     for name, text in {k.name: k.source for k in kernels}.items():
-        request.screen.line(f"\n// {name}", style="bold")
+        request.screen.block(f"\n// {name}")
         request.screen.block(text)

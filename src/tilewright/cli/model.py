@@ -30,11 +30,16 @@ class Model:
     """
 
     name: str
-    target: nn.Module | Path
+    target: Callable[..., object] | Path
     eager: nn.Module
     names: tuple[str, ...]
     inputs: tuple[Tensor, ...] | None
     declared: tuple[onnx.InputSpec, ...] = ()
+
+    @property
+    def runnable(self) -> nn.Module | Path:
+        """What goes to other compilers."""
+        return self.target if isinstance(self.target, Path) else self.eager
 
 
 class _Function(nn.Module):
@@ -90,7 +95,8 @@ def _from_python(text: str, module_name: str, attribute: str) -> Model:
     if not all(isinstance(value, Tensor) for value in inputs):
         raise InputError("example inputs must be tensors", phase="cli", place=text, hint="a tuple of tensors")
     module = target.eval() if isinstance(target, nn.Module) else _Function(target)
-    return Model(text, module, module, _parameter_names(target, len(inputs)), inputs)
+    runs = module if isinstance(target, nn.Module) else target
+    return Model(text, runs, module, _parameter_names(target, len(inputs)), inputs)
 
 
 def _parameter_names(target: Callable[..., object], count: int) -> tuple[str, ...]:

@@ -288,6 +288,12 @@ def _reported(state: State) -> Made:
         report_of(k, state.cover, n, sizes, partial(scheduled.__getitem__, i), printer)
         for i, (k, (n, _)) in enumerate(kernels.items())
     )
+    if not _decided_as_traced(state):
+        seconds_at, layouts, traced = state.solver.seconds_at, state.cover.layouts, asked.traced
+        reports = tuple(
+            replace(r, modelled=partial(seconds_at, k, layouts, traced))
+            for r, k in zip(reports, kernels, strict=True)
+        )
     calls = calls_of(state.cover, state.captured.ops, sizes, partial(_call_seconds, state))
     return Made(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
 
@@ -323,8 +329,16 @@ def _compile_body(asked: Request, body: Graph) -> tuple[Made, Executable]:
     return made, executable(made, options, kind="loop")
 
 
+def _decided_as_traced(state: State) -> bool:
+    """Whether kernels were decided at the sizes that the graph was traced with (others, where those are tiny)."""
+    return state.solver.hints == state.request.traced
+
+
 def _call_seconds(state: State, step: LibraryStep, ops: Sequence[Op]) -> float:
-    """Modelled seconds of a call that does some captured ops; what was found around contractions knows routines."""
+    """Modelled seconds of a call that does some captured ops, at the sizes that the graph was traced with; what was
+    found around contractions knows routines, at sizes that kernels are decided at."""
+    if not _decided_as_traced(state):
+        return call_seconds(ops, step.op.outputs, state.target, state.request.traced)
     for region in state.regions.regions if state.regions is not None else ():
         if region.routine is not None and any(op.call is step.op.call for op in region.routine.ops):
             return region.seconds

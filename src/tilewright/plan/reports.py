@@ -57,14 +57,16 @@ class Figures:
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelReport(Figures):
     """One launch. `bytes_lower_bound` is the least that any kernel for the same region must move, `seconds` are what
-    the model gives one call. A kernel whose library was found in the cache is scheduled and printed when `scheduled` or
-    `source` is asked for."""
+    the model gives one call at `sizes`. A kernel whose library was found in the cache is scheduled and printed when
+    `scheduled` or `source` is asked for."""
 
     bound: Expr
     scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
     site: Callable[[Op], str]
     ending: Callable[[], Boundary]
+    modelled: Callable[[], float] | None = None
+    """Seconds at `sizes`, where these are not the ones that kernels were decided at."""
 
     @property
     def bytes_lower_bound(self) -> int | None:
@@ -74,7 +76,7 @@ class KernelReport(Figures):
     @property
     def seconds(self) -> float | None:
         """Modelled seconds of one call."""
-        return self.scheduled().seconds
+        return self.scheduled().seconds if self.modelled is None else self.modelled()
 
     @property
     def schedule(self) -> str:

@@ -22,6 +22,8 @@ class _Asked(threading.local):
 
     since: float | None = None
     last: Phases | None = None
+    read: float = 0.0
+    """Seconds in which the program was read, which belong to the next graph."""
 
 
 _ASKED = _Asked()
@@ -41,13 +43,26 @@ def asking(*, runs: bool) -> Generator[None]:
         if _ASKED.last is not None and not runs:
             _ASKED.last.add("install", time.perf_counter() - _ASKED.since)
         _ASKED.since = _ASKED.last = None
+        _ASKED.read = 0.0
+
+
+@contextmanager
+def reading() -> Generator[None]:
+    """Inside, a program is read: phase `read` of the next graph."""
+    start = time.perf_counter()
+    yield
+    if _ASKED.since is not None:
+        _ASKED.read += time.perf_counter() - start
 
 
 @contextmanager
 def tracing_ends(record: Phases) -> Generator[None]:
     """Inside, a graph that torch has traced is compiled."""
     if _ASKED.since is not None:
-        record.add("trace", time.perf_counter() - _ASKED.since)
+        if _ASKED.read:
+            record.add("read", _ASKED.read)
+        record.add("trace", time.perf_counter() - _ASKED.since - _ASKED.read)
+        _ASKED.read = 0.0
     try:
         yield
     finally:
