@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -38,10 +40,12 @@ from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
 
-from .errors import InputError, UnsupportedError
+from .errors import InputError, UnknownKeyword, UnsupportedError, near_match, warn
 from .files import FileWay, program_way
 from .options import Options, OptionValue
 
+P = ParamSpec("P")
+R = TypeVar("R")
 OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
@@ -106,11 +110,7 @@ class Session(ReportsOfParts):
         hint = "compile another function for such calls, or give inputs that are written as a `clone()`"
         if self.options.strict:
             raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
-        warnings.warn(
-            f"a program was called with {reason}: such calls run in eager mode ({hint})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn(f"a program was called with {reason}: such calls run in eager mode ({hint})", RuntimeWarning)
         return self._as_it_is(gm, reason)
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
@@ -165,6 +165,22 @@ def reset() -> None:
 # --- compile ---------------------------------------------------------------------
 
 
+def _names_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """With an error for unknown keywords that names the one which was perhaps meant."""
+    known = [p.name for p in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = near_match(name, known, "its keywords")
+                raise UnknownKeyword(f"{function.__name__} takes no {name!r}", phase="input", hint=hint)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_names_keywords
 def compile(
     target: Target,
     example_inputs: Sequence[object] | Mapping[str, object] | None = None,

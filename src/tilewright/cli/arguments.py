@@ -20,6 +20,8 @@ from .request import Asked, ExitCode, Precision, Request
 from .show import Screen
 
 Command = Callable[..., None]
+TORCHS = ("torch._subclasses.fake_tensor", "torch._guards")
+"""Loggers of torch that tell what it could not trace, with a stack each time."""
 
 
 class Verb(click.Command):
@@ -154,15 +156,23 @@ def _show_warning(screen: Screen, message: Warning | str, *place: object, **rest
 
 def _listen(screen: Screen, verbose: int) -> None:
     """Show on stderr what the compiler logs."""
+    for name in TORCHS:
+        logging.getLogger(name).removeFilter(_nothing)
     if not verbose:
         # What torch could not trace becomes our own error; its stack would stand before that.
-        logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: False)
+        for name in TORCHS:
+            logging.getLogger(name).addFilter(_nothing)
         return
     handler = logging.StreamHandler(screen.err.file)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log = logging.getLogger("tilewright")
     log.addHandler(handler)
     log.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    del record
+    return False
 
 
 def _exit_code(error: TilewrightError) -> int:

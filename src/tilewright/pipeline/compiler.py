@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +23,14 @@ from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.exported import Exported
 from tilewright.capture.fx import from_fx
 from tilewright.capture.placement.moved import moved
-from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
+from tilewright.errors import (
+    BuildError,
+    CompilerMissing,
+    IllegalSchedule,
+    UnsupportedError,
+    VerifyError,
+    warn,
+)
 from tilewright.ir.graph import Graph, Op, Share, Shares
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
@@ -174,9 +180,7 @@ def compile_fx(
             if options.strict or isinstance(refused, CompilerMissing):
                 raise
             if not isinstance(refused, UnsupportedError):
-                warnings.warn(
-                    f"runs as captured, without generated code: {refused}", RuntimeWarning, stacklevel=2
-                )
+                warn(f"runs as captured, without generated code: {refused}", RuntimeWarning)
             STATS.fallbacks += 1
             return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, recorder=run)
         STATS.graphs += 1
@@ -248,7 +252,7 @@ def _generated(asked: Request, graph: Graph) -> Made:
             if asked.options.strict or left is graph:
                 raise
             names = ", ".join(op.name for op in ops)
-            warnings.warn(f"{names} run as library calls: {refused}", RuntimeWarning, stacklevel=2)
+            warn(f"{names} run as library calls: {refused}", RuntimeWarning)
             graph = left
     return _attempted(asked, graph)
 
@@ -258,7 +262,7 @@ def _attempted(asked: Request, graph: Graph) -> Made:
     run = asked.recorder
     missing = run("machine", lambda: find_missing(asked.options, asked.place.device))
     if missing:
-        warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
+        warn(f"{missing}: every op runs as a library call", RuntimeWarning)
         return _as_calls(asked, graph)
     state = run_phases(run("begin", lambda: _begun(asked, graph), _nothing), PHASES)
     assert state.kernels is not None

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, Frozen, Recorder, Seen
 from tilewright.capture.signature import Signature, signature_of_call
-from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
@@ -30,6 +30,7 @@ from .asked import asking
 from .dynamic_dims import Dim, Naming, by_name
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
+from .resized import sizes_changed, told
 
 
 class Sessions(Reports, Protocol):
@@ -52,15 +53,22 @@ class Sessions(Reports, Protocol):
 
 
 class _Signatures:
-    """A backend that writes down what each graph takes and gives."""
+    """A backend that writes down what each graph takes and gives, and says where other sizes made another one."""
 
-    def __init__(self, backend: Callable[..., Callable[..., object]], parameters: tuple[str, ...]) -> None:
+    def __init__(
+        self, backend: Callable[..., Callable[..., object]], title: str, parameters: tuple[str, ...]
+    ) -> None:
         self._backend = backend
+        self._title = title
         self._parameters = parameters
         self.found: list[Signature] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        self.found.append(signature_of_call(gm, self._parameters))
+        made = signature_of_call(gm, self._parameters)
+        changes = sizes_changed(self.found, made)
+        self.found.append(made)
+        if changes:
+            warn(told(self._title, changes), RecompileWarning)
         return self._backend(gm, example_inputs)
 
 
@@ -84,7 +92,7 @@ class TracedWay(ReportsOfParts):
         self.oblivious = oblivious
         self.device: torch.device | None = None
         self.recorder = session.recorder = Recorder()
-        self._watched = _Signatures(session.backend, _parameters(target))
+        self._watched = _Signatures(session.backend, self.title, _parameters(target))
         self._compiled = _on_its_own_account(target, self._watched)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}

@@ -21,14 +21,13 @@ import stat
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import filelock
 import platformdirs
 
-from tilewright.errors import BuildError, CacheWarning
+from tilewright.errors import BuildError, CacheWarning, warn
 from tilewright.options import Options
 from tilewright.tuning.input_limits import STORE
 
@@ -216,7 +215,7 @@ class Store:
             if self._warned:
                 return
             self._warned = True
-        warnings.warn(f"kernel cache: {message}. Compiled kernels are not kept.", CacheWarning, stacklevel=4)
+        warn(f"kernel cache: {message}. Compiled kernels are not kept.", CacheWarning)
 
 
 def _check_key(key: str) -> None:
