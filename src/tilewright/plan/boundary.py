@@ -6,6 +6,7 @@ from enum import Enum
 
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from tilewright.tuning.thresholds import PARTITION
 
 
 class Boundary(Enum):
@@ -17,11 +18,12 @@ class Boundary(Enum):
     BETWEEN = "another kernel or call stands between"
     OPERANDS = "too many operands together"
     LIMIT = "a limit of the search"
+    LARGE = "as many ops as a kernel may have"
     PRICE = "separate kernels are faster"
     CALL = "a call reads its result"
     RESULT = "its result is an output"
     READERS = "several kernels read its result"
-    READER = "the kernel that reads it takes up another one"
+    READER = "the kernel that reads it stays apart"
     NOBODY = "nobody reads it"
 
 
@@ -49,7 +51,9 @@ def boundary_of(kernel: Kernel, cover: Cover) -> Boundary:
     if len(kernels) > 1:
         return Boundary.READERS
     if kernels:
-        return _noted(kernels[0]) or Boundary.READER
+        together = len(kernel.ops) + len(kernels[0].ops)
+        large = Boundary.LARGE if together > PARTITION.max_kernel_ops else Boundary.READER
+        return _noted(kernels[0]) or large
     outputs = {v for v in cover.graph.outputs if isinstance(v, Value)}
     return Boundary.RESULT if outputs & _with_views(kernel, cover) else Boundary.NOBODY
 
