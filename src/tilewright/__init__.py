@@ -29,6 +29,11 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet among them."""
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> object:
     """What needs torch is imported when first used, so that the command line's help is quick."""
     if name in _HOME:

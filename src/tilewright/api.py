@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from tilewright.pipeline.compiler import (
 )
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
+from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, Way
@@ -38,10 +41,12 @@ from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
 
-from .errors import InputError, UnsupportedError
+from .errors import InputError, UnknownKeyword, UnsupportedError, near_match, warn
 from .files import FileWay, program_way
 from .options import Options, OptionValue
 
+P = ParamSpec("P")
+R = TypeVar("R")
 OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
@@ -65,7 +70,8 @@ def backend(
     wanted = Options.make(options)
     if mode in ("reduce-overhead", "max-autotune"):
         wanted = wanted.replace(cuda_graphs=True)
-    return Session(wanted).backend(gm, example_inputs)
+    with asking(runs=False):
+        return Session(wanted).backend(gm, example_inputs)
 
 
 warn_at_recompile_limit(backend)
@@ -106,11 +112,7 @@ class Session(ReportsOfParts):
         hint = "compile another function for such calls, or give inputs that are written as a `clone()`"
         if self.options.strict:
             raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
-        warnings.warn(
-            f"a program was called with {reason}: such calls run in eager mode ({hint})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn(f"a program was called with {reason}: such calls run in eager mode ({hint})", RuntimeWarning)
         return self._as_it_is(gm, reason)
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
@@ -165,6 +167,22 @@ def reset() -> None:
 # --- compile ---------------------------------------------------------------------
 
 
+def _names_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """With an error for unknown keywords that names the one which was perhaps meant."""
+    known = [p.name for p in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = near_match(name, known, "its keywords")
+                raise UnknownKeyword(f"{function.__name__} takes no {name!r}", phase="input", hint=hint)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_names_keywords
 def compile(
     target: Target,
     example_inputs: Sequence[object] | Mapping[str, object] | None = None,
@@ -191,15 +209,16 @@ def compile(
         wanted = wanted.replace(freeze=freeze)
     if dims is not None and not isinstance(dims, Mapping) and dims != "oblivious":
         raise InputError(f"dims cannot be {dims!r}", phase="input", hint='a mapping or "oblivious"')
-    naming = Naming(dims if isinstance(dims, Mapping) else {})
-    way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
-    model = CompiledModel(way)
-    if isinstance(example_inputs, (Tensor, np.ndarray)):
-        raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
-    if isinstance(example_inputs, Mapping):
-        model.prepare((), dict(example_inputs))
-    elif example_inputs is not None:
-        model.prepare(tuple(example_inputs), {})
+    with asking(runs=False):
+        naming = Naming(dims if isinstance(dims, Mapping) else {})
+        way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
+        model = CompiledModel(way)
+        if isinstance(example_inputs, (Tensor, np.ndarray)):
+            raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
+        if isinstance(example_inputs, Mapping):
+            model.prepare((), dict(example_inputs))
+        elif example_inputs is not None:
+            model.prepare(tuple(example_inputs), {})
     return model
 
 
@@ -230,7 +249,9 @@ def _way(
         path = os.fspath(target)
         if not path.endswith(".onnx"):
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
-        return FileWay(_moved(load(path), device), options, naming, device, path)
+        with reading():
+            module = _moved(load(path), device)
+        return FileWay(module, options, naming, device, path)
     if device is not None:
         held = (*target.parameters(), *target.buffers()) if isinstance(target, torch.nn.Module) else ()
         if any(t.device.type != device.type or device.index not in (None, t.device.index or 0) for t in held):

@@ -6,7 +6,27 @@ what to do next. It renders as one line, so that a log or a terminal keeps it wh
 
 from __future__ import annotations
 
+import difflib
+import warnings
+from collections.abc import Iterable
+
 from tilewright.tuning.text_limits import TEXTS
+
+_SAID: dict[str | tuple[str, type[Warning], int], int] = {}
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, once of each message unless filters say otherwise. The line of ours that does it would tell nobody
+    anything: no line is named, and none is printed."""
+    warnings.warn_explicit(message, category, "<tilewright>", 1, module="tilewright", registry=_SAID)
+
+
+def near_match(name: str, known: Iterable[str], what: str) -> str:
+    """A hint at the name that was perhaps meant; else all of them, as `what` are."""
+    names = list(known)
+    same = [n for n in names if n.casefold() == name.casefold()]
+    close = same or difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"{what} are {', '.join(names)}"
 
 
 def shown(text: str, most: int) -> str:
@@ -53,6 +73,10 @@ class InputError(TilewrightError):
 
 class NoElements(InputError, IndexError, RuntimeError):
     """An extremum over no elements. Also the types that eager raises for it."""
+
+
+class UnknownKeyword(InputError, TypeError):
+    """A keyword that a function does not take. Also a TypeError, as Python's own."""
 
 
 class ModelError(TilewrightError):
@@ -139,3 +163,7 @@ class VerifyError(TilewrightError):
 
 class CacheWarning(UserWarning):
     """The kernel cache cannot be used (read-only, full, foreign); compiled kernels stay in memory."""
+
+
+class RecompileWarning(UserWarning):
+    """A model was compiled again because a call brought other sizes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,10 +23,12 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
+from tilewright.capture.signature import Signature, signature_of_program
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
+from tilewright.runtime.call.asked import asking
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.fallback import Region
@@ -75,6 +78,8 @@ class FileGraphs:
         self._nodes = nodes
         self._cut = cut
         self._options = options
+        self.program: Exported | None = None
+        """What was traced last."""
 
     def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | Region:
         """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
@@ -127,6 +132,7 @@ class FileGraphs:
                 continue
             if not fits(program, inputs):
                 continue
+            self.program = program
             made = program_way(program, self._options)
             if made.admits(inputs):
                 self.ways.append(made)
@@ -140,6 +146,11 @@ class FileGraphs:
         if unfit:
             return unfit[0]  # it says why when it runs
         raise refused or InputError("the model does not fit these inputs", phase="input")
+
+
+def _declared_name(name: str | None) -> str | None:
+    """The name of a dim, if a person gave it one."""
+    return None if name is None or name.startswith("?") else name
 
 
 class FileWay:
@@ -157,6 +168,7 @@ class FileWay:
         """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file."""
         self.module = module
         self.place = place
+        self.title = os.path.basename(place) or "a model"
         self.device = device
         self.options = options
         self.naming = naming
@@ -177,6 +189,23 @@ class FileWay:
             own = {k: n or f"?{spec.name}.{k}" for k, n in declared if not isinstance(n, int)}
             found[spec.name] = own | given.get(spec.name, {})
         return found
+
+    @property
+    def signature(self) -> Signature | None:
+        """Of the graph compiled last, with the file's names; None where the model is not one graph. Compiles for
+        typical sizes if there is none."""
+        if not any(graphs.program for _, graphs in self._kinds):
+            self._typical()
+        program = next((g.program for _, g in reversed(self._kinds) if g.program is not None), None)
+        if program is None:
+            return None
+        found = signature_of_program(program, () if self._nests else self.names, self.module.output_names)
+        return found.named(lambda name, dim: _declared_name(self._dims.get(name, {}).get(dim)))
+
+    @property
+    def done(self) -> Coverage | None:
+        """Of the graphs compiled so far; compiles nothing."""
+        return total([w.coverage for w in self._ways()])
 
     @property
     def coverage(self) -> Coverage | None:
@@ -207,6 +236,11 @@ class FileWay:
         self._typical()
         return self._ways()[-1].trace or Trace()
 
+    @property
+    def compilations(self) -> tuple[object, ...]:
+        """Of each graph compiled so far."""
+        return tuple(c for w in self._ways() for c in w.compilations)
+
     def _ways(self) -> list[ProgramWay | Pieces | Region]:
         return [w for _, graphs in self._kinds for w in graphs.ways]
 
@@ -220,13 +254,15 @@ class FileWay:
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Compile for inputs like these."""
-        self._chosen(self._bound(args, kwargs))
+        with asking(runs=False):
+            self._chosen(self._bound(args, kwargs))
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
     ) -> tuple[object, Short | None]:
         """The outputs, a tensor or a tuple of several, and a short way for calls with tensors like these."""
-        way, tensors = self._chosen(self._bound(args, kwargs))
+        with asking(runs=True):
+            way, tensors = self._chosen(self._bound(args, kwargs))
         try:
             result = way.run(tensors, out)
         except _RAISED as error:
@@ -283,12 +319,13 @@ class FileWay:
         refused: TilewrightError | None = None
         for shapes in typical_shapes(specs):
             try:
-                self._chosen(
-                    [
-                        torch.zeros(n, dtype=s.dtype, device=self.device)
-                        for n, s in zip(shapes, specs, strict=True)
-                    ]
-                )
+                with asking(runs=False):
+                    self._chosen(
+                        [
+                            torch.zeros(n, dtype=s.dtype, device=self.device)
+                            for n, s in zip(shapes, specs, strict=True)
+                        ]
+                    )
             except (UnsupportedError, ModelError) as error:
                 refused = refused or error
             else:

@@ -18,10 +18,12 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from tilewright import measure
-from tilewright.cli import bench, model, show
+from tilewright.cli import bench, model, show, sizes
 from tilewright.cli.command import cli
+from tilewright.cli.request import Request
 from tilewright.errors import BuildError, InputError, UnsupportedError
 from tilewright.options import Options
+from tilewright.plan.boundary import Boundary
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Kernel:
     sizes: Mapping[str, int] = field(default_factory=dict)
     source: str = "void k0() {}\n"
     reason: str = "the next op reads across rows"
+    boundary: Boundary = Boundary.LAW
 
 
 @dataclass
@@ -69,7 +72,10 @@ class Fake:
         self.coverage = "generated 2 of 2 ops in 1 kernels"
         self.kernels = (Kernel(),)
         self.calls = (Call(),)
-        self.trace = types.SimpleNamespace(phases=(Phase("capture", 0.25), Phase("build", 0.5)))
+        trace = types.SimpleNamespace(phases=(Phase("capture", 0.25), Phase("build", 0.5)))
+        graph = types.SimpleNamespace(trace=trace, kernels=self.kernels, calls=self.calls)
+        self.compilations = (graph,)
+        self.signature = None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(
@@ -125,32 +131,50 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("net", None)
 
 
+def request(**asked: object) -> Request:
+    """One that asks for nothing but what is given."""
+    nothing = {"files": (), "shapes": (), "dims": (), "dtypes": (), "device": None, "precision": None}
+    how = {"threads": None, "strict": False, "freeze": None, "options": (), "seed": 0}
+    given = {"model": "m", **nothing, **how, **asked, "screen": show.Screen(None)}
+    return Request(**given)  # type: ignore[arg-type]
+
+
+VERBS = ("inspect", "compile", "run", "bench", "check", "explain", "env", "cache")
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
 
 
 def test_help_names_the_verbs_in_order() -> None:
     text = invoke("--help").output
-    places = [text.index(f"\n  {verb} ") for verb in ("compile", "run", "bench", "check", "explain")]
+    places = [text.index(f"\n  {verb} ") for verb in VERBS]
     assert places == sorted(places)
 
 
 def test_compile_writes_tables_and_json(here: Path, entry: Entry) -> None:
     result = invoke("compile", "net:make", "--json", "out.json", "--threads", "1", "--option", "trim=exact")
     assert result.exit_code == 0, result.output
-    assert "generated 2 of 2 ops" in result.output and "capture" in result.output and "750" in result.output
+    assert (
+        "generated 2 of 2 ops" in result.output
+        and "capture" in result.output
+        and "sizes: input=2x3" in result.output
+    )
     facts = json.loads((here / "out.json").read_text())
     assert facts["command"] == "compile" and facts["exit_code"] == 0
     assert facts["kernels"][0]["source"] == "void k0() {}\n"
-    assert [phase["name"] for phase in facts["phases"]] == ["capture", "build"]
+    names = [phase["name"] for phase in facts["phases"]]
+    assert names[:4] == ["start", "imports", "read model", "choose inputs"]
+    assert {"capture", "build", "first run"} <= set(names)
     assert entry.given is not None
     options = entry.given[2]["options"]
     assert isinstance(options, Options) and (options.threads, options.trim) == (1, "exact")
 
 
-def test_a_dynamic_file_compiles_without_inputs(here: Path, entry: Entry) -> None:
-    assert invoke("compile", "relu.onnx", "--strict", "--no-freeze").exit_code == 0
-    assert entry.given is not None and entry.given[:2] == ("relu.onnx", None)
+def test_a_dynamic_file_compiles_at_sizes_that_are_printed(here: Path, entry: Entry) -> None:
+    result = invoke("compile", "relu.onnx", "--strict", "--no-freeze")
+    assert result.exit_code == 0 and "sizes: x=2x3 (chosen; --shape takes others)" in result.output
+    assert entry.given is not None and entry.given[0] == "relu.onnx"
     assert (entry.given[2]["strict"], entry.given[2]["freeze"]) == (True, False)
 
 
@@ -168,7 +192,7 @@ def test_check_passes_and_fails(here: Path, entry: Entry) -> None:
     result = invoke("check", "relu.onnx", "--shape", "x=50x3")
     assert result.exit_code == 0 and "PASS" in result.output
     entry.error = 1e-3
-    assert "typical sizes x=2x3 (" in invoke("check", "relu.onnx").output
+    assert "sizes: x=2x3 (chosen" in invoke("check", "relu.onnx").output
     result = invoke("check", "relu.onnx", "--shape", "x=50x3", "--json", "-")
     assert result.exit_code == 4 and json.loads(result.stdout)["passed"] is False
     assert invoke("check", "net:make", "-k", "1e9").exit_code == 0
@@ -178,15 +202,15 @@ def test_explain_gives_reasons_and_source(here: Path, entry: Entry) -> None:
     result = invoke("explain", "net:make", "--source")
     assert result.exit_code == 0
     for text in (
-        "the next op reads across rows",
+        "no legal kernel does both",
         "1.50x",
         "void k0() {}",
         "mul add[/red]",
-        "1 kernels move 2.9 KiB",
+        "1 kernels and 1 calls move 15.0 KiB; lower bound 14.0 KiB",
+        "22.2%",
         "aten.addmm",
         "own",
         "12.1 KiB",
-        "678,901",
         "intermediates take -",  # the stand-in has no plan
     ):
         assert text in result.output, text
@@ -222,7 +246,11 @@ def test_a_missing_peer_is_a_line(here: Path, entry: Entry, monkeypatch: pytest.
         (("compile", "net:wrong"), "does not return a pair"),
         (("compile", "net:make", "--option", "thread=1"), "did you mean 'threads'"),
         (("compile", "net:make", "--option", "trim=none"), "trim"),
-        (("run", "relu.onnx"), "dynamic sizes (n, 3)"),
+        (("run", "relu.onnx", "--dim", "x=n"), "not a dim"),
+        (("run", "relu.onnx", "--dim", "x:0=n[4..2]"), "not a dim"),
+        (("run", "relu.onnx", "--dtype", "float61"), "not a type"),
+        (("run", "relu.onnx", "--precision", "fp16"), "a file has its own types"),
+        (("run", "relu.onnx", "--device", "nowhere"), "no device 'nowhere'"),
         (("run", "relu.onnx", "--shape", "z=1x3"), "no input is called 'z'"),
         (("run", "relu.onnx", "--shape", "x=1xq"), "not a shape"),
         (("run", "relu.onnx", "--shape", "x"), "not name=value"),
@@ -268,8 +296,8 @@ def test_errors_have_codes_and_go_to_json(
 def test_functions_and_random_inputs(here: Path) -> None:
     loaded = model.load("net:call")
     assert loaded.names == ("a", "b") and isinstance(loaded.eager, nn.Module)
-    a, b = model.inputs_for(loaded, {}, {"a": (5,)}, seed=1)
-    again, _ = model.inputs_for(loaded, {}, {"a": (5,)}, seed=1)
+    a, b = sizes.choose(request(shapes=("a=5",), seed=1), loaded).inputs
+    again, _ = sizes.choose(request(shapes=("a=5",), seed=1), loaded).inputs
     assert a.shape == (5,) and torch.equal(a, again) and b.shape == (2,)
 
 

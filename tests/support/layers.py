@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "_build"),
     ("pipeline",),
     ("measure", "peak_memory", "api", "files", "bisection", "cli"),
-    ("__init__",),
+    ("__init__", "__main__"),
 )
 Sources = Mapping[str, str]
 """Module name inside the package (`ir.expr`, `ir.__init__`, `errors`) to its text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,10 +12,18 @@ from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
 from tilewright.tuning.search_limits import MEASUREMENT
 
-from .model import load
 from .request import ExitCode, Request
 from .show import Cell, Json, size
-from .work import Compiled, compile_for, inputs_of, show_compiled, threads_of
+from .work import (
+    Compiled,
+    compile_for,
+    phases_of,
+    prepared,
+    show_compiled,
+    show_phases,
+    synchronize,
+    threads_of,
+)
 
 OURS = "tilewright"
 LATENCY = ("min", "mean", "median", "p90", "p95", "p99")
@@ -54,8 +62,8 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
     names = _peers(against)
     threads = threads_of(request)
     with request.progress(f"loading {request.model}"):
-        model = load(request.model)
-        workload = measure.Workload(model.name, model.target, inputs_of(request, model))
+        model, chosen = prepared(request)
+        workload = measure.Workload(model.name, model.runnable, chosen.inputs)
     compiled: list[Compiled] = []
     refused: list[TilewrightError] = []
 
@@ -68,11 +76,15 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
         compiled.append(made)
         return measure.Built(lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage))
 
+    def awaited(name: str) -> measure.Peer:
+        build = ours if name == OURS else measure.PEERS[name]
+        return build if request.device is None else _waiting(build)
+
     ready: dict[str, measure.Prepared] = {}
     missing: dict[str, str] = {}
     for name in [OURS, *names]:
         with request.progress(f"building {name}"):
-            made = measure.prepare(name, workload, threads, ours if name == OURS else None)
+            made = measure.prepare(name, workload, threads, awaited(name))
         if isinstance(made, measure.Prepared):
             ready[name] = made
         elif refused:
@@ -84,8 +96,29 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
     with request.progress("timing, in turn with pauses"):
         timings = measure.compare(ready, workload, threads, seconds=seconds)
     show_compiled(request, compiled[-1])
+    entry = ready[OURS]
+    phases = [*phases_of(compiled[-1]), ("first run", entry.first_call_seconds)]
+    show_phases(request, phases, entry.build_seconds + entry.first_call_seconds)
     _show(request, workload, ready, timings, missing, threads)
     return ExitCode.OK
+
+
+def _waiting(build: measure.Peer) -> measure.Peer:
+    """A contestant whose calls end when their results are there."""
+
+    def waits(workload: measure.Workload, threads: int) -> measure.Built | measure.Unavailable:
+        made = build(workload, threads)
+        if isinstance(made, measure.Unavailable):
+            return made
+
+        def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+            results = made.call(*inputs)
+            synchronize(results)
+            return results
+
+        return replace(made, call=call)
+
+    return waits
 
 
 def _peers(against: str) -> list[str]:

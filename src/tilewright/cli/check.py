@@ -16,10 +16,10 @@ from tilewright.bisection import Bisection, Finding, bar, excess
 from tilewright.errors import InputError
 
 from . import training
-from .model import Model, load, typical_inputs
+from .model import Model
 from .reproduction import CASE, Case, written
 from .request import ExitCode, Request
-from .work import Compiled, compile_for, inputs_of, threads_of
+from .work import Compiled, compile_for, prepared, threads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _trained(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Tria
         raise InputError(
             "a file has no parameters to train", phase="check", hint="give package.module:function"
         )
-    copied = training.in_training(model.target)
+    copied = training.in_training(model.eager)
     state = {name: b.detach().clone() for name, b in copied.named_buffers()}
     compiled = compile_for(request, replace(model, target=copied), None)
 
@@ -76,21 +76,14 @@ def check_model(
     With `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
     found: Finding | None = None
     with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
-        model = load(request.model)
-        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
-        typical = free and not request.files and not request.shapes
-        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
+        model, chosen = prepared(request)
+        inputs = chosen.inputs
         bisection = Bisection()
         with bisection.watching() if bisect else nullcontext():
             trial = (_trained if backward else _inferred)(request, model, inputs)
             verdict = trial.verdict(k)
         if bisect and not verdict.passed:
             found = bisection.search(lambda: excess(trial.verdict(k)), excess(verdict))
-    if typical:
-        sizes = " ".join(
-            f"{n}={'x'.join(map(str, t.shape))}" for n, t in zip(model.names, inputs, strict=True)
-        )
-        request.screen.line(f"typical sizes {sizes} (--shape takes others)")
     _show(request, trial, verdict)
     if found is not None:
         _show_finding(request, found)
@@ -106,7 +99,8 @@ def _show(request: Request, trial: Trial, verdict: TreeVerdict) -> None:
         screen.line(f"output {path}: {each}", style="" if each.passed else "red")
     screen.line(coverage)
     style = "green" if verdict.passed else "bold red"
-    screen.line(f"{'PASS' if verdict.passed else 'FAIL'}: smallest k {verdict.smallest_k:.3g}", style)
+    text = f"{'PASS' if verdict.passed else 'FAIL'}: smallest k {verdict.smallest_k:.3g}"
+    screen.line(text, style, verdict=True)
     screen.facts |= {
         "passed": verdict.passed,
         "smallest_k": verdict.smallest_k,
@@ -147,10 +141,8 @@ def again(case: Case, detail: str = "") -> int:
     printed them, or are printed anew."""
     request = case.request()
     with measure.settings(threads_of(request)):
-        model = load(request.model)
-        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
-        typical = free and not request.files and not request.shapes
-        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
+        model, chosen = prepared(request)
+        inputs = chosen.inputs
         bisection = Bisection()
         with bisection.watching():
             trial = (_trained if case.backward else _inferred)(request, model, inputs)

@@ -1,23 +1,18 @@
-"""The five verbs and their arguments. Heavy imports wait until a verb runs, so that --help is quick."""
+"""The verbs and their own arguments. Heavy imports wait until a verb runs, so that --help is quick."""
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, Concatenate
-
 import click
 
-from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
-
-from .request import Asked, ExitCode, Request
+from .arguments import Verb, plain_verb, verb
+from .request import Request
 from .show import Screen
 
 
 class _Group(click.Group):
     """Lists the verbs in the order of use."""
+
+    command_class = Verb
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -31,75 +26,45 @@ def cli() -> None:
     MODEL is an .onnx file, or package.module:function returning (module, example_inputs).
 
     Exit codes: 0 done, 1 error, 2 wrong use, 3 unsupported, 4 failed check.
+
+    Completion of verbs, options and files, for bash (zsh and fish likewise):
+
+    eval "$(_TILEWRIGHT_COMPLETE=bash_source tilewright)"
     """
 
 
-def verb(body: Callable[Concatenate[Request, ...], int]) -> Callable[..., None]:
-    """Adds the arguments that all verbs share, turns errors into exit codes, and writes the JSON file."""
+@cli.command(
+    "inspect",
+    examples=("tilewright inspect model.onnx", "tilewright inspect pkg.mod:make --dim x:0=batch --json -"),
+)
+@verb
+def inspect_(request: Request) -> int:
+    """Show MODEL's inputs, outputs, dims and ops, and which ops would be kernels. Builds nothing."""
+    from . import inspect
 
-    @click.argument("model")
-    @click.option("--input", "files", multiple=True, metavar="NAME=@FILE", help="An input from a .npy file.")
-    @click.option(
-        "--shape", "shapes", multiple=True, metavar="NAME=AxBxC", help="A random input of this shape."
-    )
-    @click.option(
-        "--threads", type=click.IntRange(1), help="CPU threads, for all contestants. [default: torch's]"
-    )
-    @click.option("--strict", is_flag=True, help="Refuse library calls that are needed for lack of a kernel.")
-    @click.option(
-        "--freeze/--no-freeze", default=None, help="Take weights as constants. [default: for files]"
-    )
-    @click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", help="Any other compiler option."
-    )
-    @click.option("--seed", default=0, show_default=True, help="Of random inputs.")
-    @click.option("--json", "json_path", metavar="FILE", help="Write the results here too; - for stdout.")
-    @functools.wraps(body)
-    def run(json_path: str | None, **given: Any) -> None:
-        screen = Screen(json_path)
-        screen.facts |= {"command": body.__name__.rstrip("_"), "model": given["model"]}
-        asked = {f.name: given.pop(f.name) for f in fields(Asked)}
-        sys.exit(_finish(screen, lambda: body(Request(**asked, screen=screen), **given)))
-
-    return run
+    return inspect.inspect_model(request)
 
 
-def _finish(screen: Screen, body: Callable[[], int]) -> int:
-    """Run a verb; its exit code. A Tilewright error is one red line and an entry of the JSON file."""
-    try:
-        code = body()
-    except TilewrightError as error:
-        screen.err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        parts = {"type": type(error).__name__, "message": error.message, "phase": error.phase}
-        screen.facts["error"] = {**parts, "op": error.op, "place": error.place, "hint": error.hint}
-        code = _exit_code(error)
-    screen.facts["exit_code"] = code
-    try:
-        screen.write_json()
-    except OSError as error:
-        screen.err.print(
-            f"error: cannot write {screen.json_path}: {error.strerror}", style="red", markup=False
-        )
-        return ExitCode.WRONG_USE
-    return code
-
-
-def _exit_code(error: TilewrightError) -> int:
-    if isinstance(error, UnsupportedError):
-        return ExitCode.UNSUPPORTED
-    return ExitCode.WRONG_USE if isinstance(error, InputError | ModelError) else ExitCode.FAILED
-
-
-@cli.command("compile")
+@cli.command(
+    "compile",
+    examples=(
+        "tilewright compile model.onnx",
+        "tilewright compile model.onnx --shape x=1x3x640x640 --threads 2",
+        "tilewright compile pkg.mod:make --dim x:0=batch[1..64] --json out.json",
+    ),
+)
 @verb
 def compile_(request: Request) -> int:
-    """Compile MODEL and show its coverage, phases and kernels."""
+    """Compile MODEL and show its coverage and the time of each phase, to the end of a first run."""
     from . import work
 
     return work.compile_model(request)
 
 
-@cli.command("run")
+@cli.command(
+    "run",
+    examples=("tilewright run model.onnx --input x=@x.npy --save outputs", "tilewright run pkg.mod:make"),
+)
 @click.option("--save", metavar="FOLDER", help="Write each output there as a .npy file.")
 @verb
 def run_(request: Request, save: str | None) -> int:
@@ -109,7 +74,13 @@ def run_(request: Request, save: str | None) -> int:
     return work.run_model(request, save)
 
 
-@cli.command("bench")
+@cli.command(
+    "bench",
+    examples=(
+        "tilewright bench model.onnx --shape x=1x3x640x640 --against eager,inductor,onnxruntime",
+        "tilewright bench pkg.mod:make --precision fp16 --device cuda --seconds 5",
+    ),
+)
 @click.option(
     "--against",
     default="eager",
@@ -126,7 +97,14 @@ def bench_(request: Request, against: str, seconds: float) -> int:
     return bench.bench_model(request, against, seconds)
 
 
-@cli.command("check")
+@cli.command(
+    "check",
+    examples=(
+        "tilewright check model.onnx",
+        "tilewright check pkg.mod:make --backward",
+        "tilewright check pkg.mod:make --bisect --reproduction wrong.py",
+    ),
+)
 @click.option(
     "-k", type=click.FloatRange(0.0), help="Errors allowed, in units of eager's own. [default: 2; half 3]"
 )
@@ -143,16 +121,52 @@ def check_(request: Request, k: float | None, backward: bool, bisect: bool, repr
     return check.check_model(request, k, backward=backward, bisect=bisect, file=reproduction)
 
 
-@cli.command("explain")
+@cli.command(
+    "explain",
+    examples=(
+        "tilewright explain model.onnx",
+        "tilewright explain model.onnx --all --time --shape x=8x128",
+        "tilewright explain pkg.mod:make --source > kernels.cpp",
+    ),
+)
+@click.option("--all", "everything", is_flag=True, help="Every kernel and call, not the ten that cost most.")
+@click.option("--time", "timed", is_flag=True, help="Measure each kernel and call too (CPU).")
 @click.option("--source", is_flag=True, help="Print each kernel's source too.")
 @verb
-def explain_(request: Request, source: bool) -> int:
-    """Show MODEL's kernels: why each ends where it does, and its bytes against the lower bound."""
-    from . import work
+def explain_(request: Request, everything: bool, timed: bool, source: bool) -> int:
+    """Show what MODEL runs, in order: its share of the time, its bytes, and why each kernel ends there."""
+    from . import explain
 
-    return work.explain_model(request, source)
+    return explain.explain_model(request, everything=everything, timed=timed, source=source)
+
+
+@cli.command("env", examples=("tilewright env", "tilewright env --json environment.json"))
+@plain_verb
+def env_(screen: Screen) -> int:
+    """Show what code is made with: compiler, instruction set, devices, versions, cache."""
+    from . import machine
+
+    return machine.show_environment(screen)
+
+
+@cli.command(
+    "cache",
+    examples=(
+        "tilewright cache",
+        "tilewright cache list",
+        "tilewright cache verify",
+        "tilewright cache clear",
+    ),
+)
+@click.argument("action", type=click.Choice(["size", "list", "verify", "clear"]), default="size")
+@plain_verb
+def cache_(screen: Screen, action: str) -> int:
+    """Show, list, verify or clear the kernel cache. `verify` exits with 4 where an entry is broken."""
+    from . import machine
+
+    return machine.use_cache(screen, action)
 
 
 def main() -> None:
     """Entry point of the command `tilewright`."""
-    cli()
+    cli(prog_name="tilewright")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.capture import onnx
-from tilewright.errors import InputError, TilewrightError
+from tilewright.errors import InputError
+
+from .request import Precision
 
 SUFFIX = ".onnx"
 
@@ -27,11 +30,16 @@ class Model:
     """
 
     name: str
-    target: nn.Module | Path
+    target: Callable[..., object] | Path
     eager: nn.Module
     names: tuple[str, ...]
     inputs: tuple[Tensor, ...] | None
     declared: tuple[onnx.InputSpec, ...] = ()
+
+    @property
+    def runnable(self) -> nn.Module | Path:
+        """What goes to other compilers."""
+        return self.target if isinstance(self.target, Path) else self.eager
 
 
 class _Function(nn.Module):
@@ -87,7 +95,8 @@ def _from_python(text: str, module_name: str, attribute: str) -> Model:
     if not all(isinstance(value, Tensor) for value in inputs):
         raise InputError("example inputs must be tensors", phase="cli", place=text, hint="a tuple of tensors")
     module = target.eval() if isinstance(target, nn.Module) else _Function(target)
-    return Model(text, module, module, _parameter_names(target, len(inputs)), inputs)
+    runs = module if isinstance(target, nn.Module) else target
+    return Model(text, runs, module, _parameter_names(target, len(inputs)), inputs)
 
 
 def _parameter_names(target: Callable[..., object], count: int) -> tuple[str, ...]:
@@ -97,71 +106,52 @@ def _parameter_names(target: Callable[..., object], count: int) -> tuple[str, ..
     return tuple(names + [f"input{i}" for i in range(len(names), count)])
 
 
-def inputs_for(
-    model: Model, files: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], seed: int = 0
-) -> tuple[Tensor, ...]:
-    """Inputs by position: `--input` files, else random of `--shape`, else example inputs or declared sizes.
-
-    Raises InputError for unknown names, unreadable files, and a dynamic size that no `--shape` fixes.
-    """
-    for name in (*files, *shapes):
-        if name not in model.names:
-            hint = f"the inputs are {', '.join(model.names)}"
-            raise InputError(f"no input is called {name!r}", phase="cli", op=model.name, hint=hint)
-    generator = torch.Generator().manual_seed(seed)
-    found: list[Tensor] = []
-    for i, name in enumerate(model.names):
-        if name in files:
-            found.append(read_array(files[name]))
-        elif model.inputs is not None and name not in shapes:
-            found.append(model.inputs[i])
-        else:
-            dtype = model.inputs[i].dtype if model.inputs is not None else _dtype(model, i)
-            shape = shapes[name] if name in shapes else _declared(model, i)
-            found.append(_random(shape, dtype, generator))
-    return tuple(found)
-
-
-def typical_inputs(model: Model, seed: int = 0) -> tuple[Tensor, ...]:
-    """Random inputs of the first typical sizes that a file takes. Raises what it says where it takes none."""
-    refused: Exception | None = None
-    for shapes in onnx.typical_shapes(model.declared):
-        found = inputs_for(model, {}, dict(zip(model.names, shapes, strict=True)), seed)
-        try:
-            model.eager(*found)
-        except (TilewrightError, RuntimeError) as error:
-            refused = refused or error
-        else:
-            return found
-    raise refused or InputError("no typical sizes fit", phase="cli", op=model.name, hint="give --shape")
-
-
-def _dtype(model: Model, i: int) -> torch.dtype:
-    dtype = model.declared[i].dtype
-    if dtype is None:
+def placed(model: Model, device: str | None, precision: Precision | None) -> Model:
+    """The model on a device, its weights and floating example inputs in a type. Raises InputError where it cannot be
+    there, or where a file says itself in which type it computes."""
+    wanted = None if precision is None else DTYPES[precision.value]
+    if wanted not in (None, torch.float32) and isinstance(model.target, Path):
         raise InputError(
-            "not a tensor input", phase="cli", op=model.declared[i].name, hint="use the Python API"
-        )
-    return dtype
+            f"a file has its own types: --precision {precision and precision.value}", phase="cli", op=model.name,
+            hint="convert the file, or give package.module:function",
+        )  # fmt: skip
+    if device is None and (wanted is None or isinstance(model.target, Path)):
+        return model
+    try:
+        where = torch.device(device) if device is not None else None
+        modules = [m.to(device=where) for m in (model.eager, model.target) if isinstance(m, nn.Module)]
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"no device {device!r}: {said}", phase="cli", hint="cpu, cuda or cuda:0") from error
+    if not isinstance(model.target, Path) and wanted is not None:
+        for module in modules:
+            module.to(dtype=wanted)
+    return replace(model, inputs=None if model.inputs is None else moved(model.inputs, where, wanted))
 
 
-def _declared(model: Model, i: int) -> tuple[int, ...]:
-    spec = model.declared[i]
-    fixed = tuple(size for size in spec.dims or () if isinstance(size, int))
-    if spec.dims is None or len(fixed) != len(spec.dims):
-        typical = next(onnx.typical_shapes([spec]))[0]
-        sizes = [str(size) for size in (typical if spec.dims is not None else (1,))]
-        shown = ", ".join("?" if size is None else str(size) for size in spec.dims or ("...",))
-        hint = f"give for instance --shape {spec.name}={'x'.join(sizes)}, or --input"
-        raise InputError(f"input {spec.name!r} has dynamic sizes ({shown})", phase="cli", hint=hint)
-    return fixed
+def moved(
+    inputs: Sequence[Tensor], device: torch.device | None, dtype: torch.dtype | None
+) -> tuple[Tensor, ...]:
+    """Inputs on a device; floating ones in a type."""
+    return tuple(t.to(device=device, dtype=dtype if t.is_floating_point() else None) for t in inputs)
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Normal floats; integers and bools 0 or 1, which are valid wherever an index or a mask is meant."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+DTYPES = {
+    "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "fp64": torch.float64, "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "int32": torch.int32,
+    "int64": torch.int64, "bool": torch.bool,
+}  # fmt: skip
+"""Types by their short names."""
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """`fp16`, or what torch calls it, `float16`. Raises InputError."""
+    found = DTYPES.get(text) or getattr(torch, text, None)
+    if not isinstance(found, torch.dtype):
+        near = difflib.get_close_matches(text, DTYPES, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(DTYPES)}"
+        raise InputError(f"not a type: {text!r}", phase="cli", op="--dtype", hint=hint)
+    return found
 
 
 def read_array(path: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from .show import Screen
@@ -21,6 +21,15 @@ class ExitCode(IntEnum):
     CHECK_FAILED = 4
 
 
+class Precision(Enum):
+    """In which type a model computes."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What every verb is asked, as plain data: the model's name, its inputs as typed, how to compile."""
@@ -28,6 +37,10 @@ class Asked:
     model: str
     files: tuple[str, ...]
     shapes: tuple[str, ...]
+    dims: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    device: str | None
+    precision: str | None
     threads: int | None
     strict: bool
     freeze: bool | None
@@ -48,5 +61,8 @@ class Request(Asked):
     @contextmanager
     def progress(self, text: str) -> Generator[None]:
         """Shows on stderr what goes on, while it does."""
+        if self.screen.quiet:
+            yield
+            return
         with self.screen.err.status(text):
             yield

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,22 +22,70 @@ Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[st
 Cell = str | int | float | None
 
 
+class Clock:
+    """What a command spent its time on, from the start of its process, in named phases one after the other."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float]] = []
+        self._last = time.perf_counter()
+        self._first = self._last - _seconds_since_start()
+        self.phases.append(("start", self._last - self._first))
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """What runs inside is phase `name`, with all that was not named before it."""
+        yield
+        self.until_now(name)
+
+    def until_now(self, name: str, parts: Sequence[tuple[str, float]] = ()) -> None:
+        """All since the last phase was phase `name`, but for `parts` of it that are known by themselves."""
+        now = time.perf_counter()
+        self.phases += parts
+        self.phases.append((name, now - self._last - sum(seconds for _, seconds in parts)))
+        self._last = now
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the process to now."""
+        return time.perf_counter() - self._first
+
+
+def _seconds_since_start() -> float:
+    """How long this process runs already, where the system tells (to a hundredth of a second)."""
+    try:
+        ticks = int(
+            Path("/proc/self/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[19]
+        )
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
 class Screen:
     """Where a command writes: results to stdout, progress to stderr, facts to the JSON file.
 
     With `json_path` `-`, JSON takes stdout and the tables go to stderr too.
     """
 
-    def __init__(self, json_path: str | None) -> None:
+    def __init__(self, json_path: str | None, *, quiet: bool = False) -> None:
+        """`quiet` leaves out all but verdicts."""
         self.json_path = json_path
+        self.quiet = quiet
+        self.clock = Clock()
+        self.warnings: list[str] = []
         self.facts: dict[str, Json] = {}
         out = sys.stderr if json_path == "-" else sys.stdout
         width = None if out.isatty() else TEXTS.table_columns
         self.out = Console(file=out, width=width, highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
-    def line(self, text: str, style: str = "") -> None:
+    def line(self, text: str, style: str = "", *, verdict: bool = False) -> None:
         """One line of result, whatever characters it holds."""
+        if self.quiet and not verdict:
+            return
         self.out.print(plain(text), style=style, soft_wrap=True)
 
     def block(self, text: str) -> None:
@@ -44,6 +95,8 @@ class Screen:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """A table; numbers stand right."""
+        if self.quiet:
+            return
         table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
         for i, column in enumerate(columns):
             number = any(isinstance(row[i], int | float) for row in rows)

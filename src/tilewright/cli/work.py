@@ -1,11 +1,11 @@
-"""What the verbs do once their arguments are read."""
+"""What the verbs do once their arguments are read: the model, its inputs, how it is compiled, what is shown of that."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,19 +13,14 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.errors import InputError
-from tilewright.ir.kernel import Cover, Scheduled
 from tilewright.options import PREFIX, Options
-from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
-from tilewright.runtime.plan.bound import intermediate_bytes
-from tilewright.tilegraph.connect import connect
-from tilewright.tilegraph.edge import TileGraph
-from tilewright.tilegraph.traffic import traffic
 
-from .model import Model, inputs_for, load, parse_pairs, parse_shape
-from .request import ExitCode, Request
-from .show import Cell, Json, size
+from .model import Model, load, moved, parse_pairs, placed
+from .request import ExitCode, Precision, Request
+from .show import Cell, Json
+from .sizes import Chosen, choose, dims_of, shown
 
 
 class Phase(Protocol):
@@ -56,6 +51,15 @@ class Record(Protocol):
     def seconds(self) -> float | None: ...
     @property
     def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Named(Protocol):
+    """One of a closed list, with its words."""
+
+    @property
+    def value(self) -> str: ...
 
 
 class KernelRecord(Record, Protocol):
@@ -66,7 +70,7 @@ class KernelRecord(Record, Protocol):
     @property
     def source(self) -> str: ...
     @property
-    def reason(self) -> str: ...
+    def boundary(self) -> Named: ...
 
 
 class CallRecord(Record, Protocol):
@@ -74,8 +78,6 @@ class CallRecord(Record, Protocol):
 
     @property
     def how(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
     @property
     def results(self) -> Sequence[str]: ...
 
@@ -87,25 +89,48 @@ class Trace(Protocol):
     def phases(self) -> Sequence[Phase]: ...
 
 
-class Compiled(Protocol):
-    """What `tilewright.compile` returns, as far as the command line looks."""
+class Graph(Protocol):
+    """How one graph was compiled."""
 
-    @property
-    def coverage(self) -> object: ...
     @property
     def kernels(self) -> Sequence[KernelRecord]: ...
     @property
     def calls(self) -> Sequence[CallRecord]: ...
     @property
     def trace(self) -> Trace: ...
+
+
+class Compiled(Protocol):
+    """What `tilewright.compile` returns, as far as the command line looks."""
+
+    @property
+    def coverage(self) -> object: ...
+    @property
+    def compilations(self) -> Sequence[Graph]: ...
+    @property
+    def signature(self) -> object: ...
     def __call__(self, *inputs: Tensor) -> object: ...
+
+
+def phases_of(compiled: Compiled) -> list[tuple[str, float]]:
+    """Name and seconds of all phases, those of one name together, in the order in which they first ran."""
+    found: dict[str, float] = {}
+    for graph in compiled.compilations:
+        for phase in graph.trace.phases:
+            found[phase.name] = found.get(phase.name, 0.0) + phase.seconds
+    return list(found.items())
+
+
+def result_of(graph: Graph, name: str) -> object:
+    """The last result of a phase; None where it did not run."""
+    return next((p.result for p in reversed(graph.trace.phases) if p.name == name), None)
 
 
 # Reading the request.
 
 
 def options_of(request: Request) -> Options:
-    """Options from `--option` and `--threads`, over the environment."""
+    """Options from `--option`, `--threads` and `--precision`, over the environment."""
     texts = parse_pairs(request.options, "--option")
     environ = {PREFIX + name.upper(): value for name, value in texts.items()}
     known = {PREFIX + name.upper() for name in Options.__dataclass_fields__}
@@ -115,23 +140,68 @@ def options_of(request: Request) -> Options:
     given: dict[str, object] = {}
     if request.threads is not None:
         given["threads"] = request.threads
+    if request.precision is not None:
+        given["tf32"] = request.precision == Precision.TF32.value
     base = Options.make(given)
     typed = Options.make(None, environ)
     return base.replace(**{name: getattr(typed, name) for name in texts})
 
 
-def inputs_of(request: Request, model: Model) -> tuple[Tensor, ...]:
-    """The inputs that the request names, by position."""
-    files = parse_pairs(request.files, "--input", "=@")
-    shapes = {name: parse_shape(text) for name, text in parse_pairs(request.shapes, "--shape").items()}
-    return inputs_for(model, files, shapes, request.seed)
+def prepared(request: Request) -> tuple[Model, Chosen]:
+    """The model where it was asked for, and inputs, whose sizes are printed. Raises InputError."""
+    clock = request.screen.clock
+    with clock.phase("imports"):
+        importlib.import_module("tilewright.api")
+    with clock.phase("read model"):
+        precision = None if request.precision is None else Precision(request.precision)
+        model = placed(load(request.model), request.device, precision)
+    with clock.phase("choose inputs"):
+        chosen = choose(request, model)
+        device = None if request.device is None else torch.device(request.device)
+        chosen = Chosen(moved(chosen.inputs, device, None), chosen.text, chosen.ours)
+    text = shown(model, chosen.inputs)
+    request.screen.line(f"sizes: {text or 'no inputs'} ({chosen.text})")
+    sizes = {n: list(t.shape) for n, t in zip(model.names, chosen.inputs, strict=True)}
+    request.screen.facts |= {"sizes": sizes, "sizes_from": chosen.text}
+    return model, chosen
+
+
+def target_of(request: Request, model: Model) -> tuple[object, dict[str, object]]:
+    """What goes to the compiler, and how besides options."""
+    target = str(model.target) if isinstance(model.target, Path) else model.target
+    given: dict[str, object] = {"dims": dims_of(request)} if request.dims else {}
+    if request.device is not None:
+        given["device"] = request.device
+    return target, given
 
 
 def compile_for(request: Request, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
     """Compile as requested."""
     compile_: Callable[..., Compiled] = importlib.import_module("tilewright.api").compile
-    target = str(model.target) if isinstance(model.target, Path) else model.target
-    return compile_(target, inputs, strict=request.strict, freeze=request.freeze, options=options_of(request))
+    target, given = target_of(request, model)
+    options = options_of(request)
+    return compile_(target, inputs, strict=request.strict, freeze=request.freeze, options=options, **given)
+
+
+def compiled_and_run(
+    request: Request, model: Model, inputs: tuple[Tensor, ...]
+) -> tuple[Compiled, list[Tensor]]:
+    """Compile and call once, each phase by the clock."""
+    clock = request.screen.clock
+    compiled = compile_for(request, model, inputs)
+    clock.until_now("other", phases_of(compiled))
+    before = sum(seconds for _, seconds in phases_of(compiled))
+    outputs = list(measure.flatten(compiled(*inputs)))
+    synchronize(outputs)
+    again = sum(seconds for _, seconds in phases_of(compiled)) - before
+    clock.until_now("first run", [("compiled again", again)] if again > 0 else [])
+    return compiled, outputs
+
+
+def synchronize(outputs: Sequence[Tensor]) -> None:
+    """Wait until tensors are there."""
+    for device in {t.device for t in outputs if t.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 def threads_of(request: Request) -> int:
@@ -143,20 +213,29 @@ def threads_of(request: Request) -> int:
 
 
 def show_compiled(request: Request, compiled: Compiled) -> None:
-    """Coverage and phases."""
-    screen = request.screen
+    """Coverage, and what is told of calls."""
     coverage = str(compiled.coverage)
-    screen.line(coverage)
-    phases = [(phase.name, phase.seconds) for phase in compiled.trace.phases]
-    total = sum(seconds for _, seconds in phases)
-    rows: list[Sequence[Cell]] = [(name, seconds * 1e3) for name, seconds in phases]
-    screen.table("phases", ("phase", "ms"), [*rows, ("all", total * 1e3)])
-    screen.facts["coverage"] = coverage
-    screen.facts["calls"] = [_call_facts(call) for call in compiled.calls]
-    screen.facts["phases"] = [{"name": name, "seconds": seconds} for name, seconds in phases]
+    request.screen.line(coverage)
+    request.screen.facts["coverage"] = coverage
+    request.screen.facts["calls"] = [call_facts(call) for g in compiled.compilations for call in g.calls]
 
 
-def _kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
+def show_phases(request: Request, phases: Sequence[tuple[str, float]], total: float) -> None:
+    """A table of phases, with what none of them explains."""
+    screen = request.screen
+    named = [(name, seconds) for name, seconds in phases if name != "other"]
+    explained = sum(seconds for _, seconds in named)
+    rows: list[Sequence[Cell]] = [(name, seconds * 1e3, f"{seconds / total:.1%}") for name, seconds in named]
+    other = max(0.0, total - explained)
+    rows += [("other", other * 1e3, f"{other / total:.1%}"), ("all", total * 1e3, "100%")]
+    screen.table("phases", ("phase", "ms", "share"), rows)
+    screen.facts["phases"] = [{"name": name, "seconds": seconds} for name, seconds in named]
+    screen.facts["seconds"] = total
+    screen.facts["explained"] = explained / total
+
+
+def kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
+    """A kernel for the JSON file."""
     facts: dict[str, Json] = {
         "name": kernel.name,
         "ops": [str(op) for op in kernel.ops],
@@ -164,113 +243,41 @@ def _kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
         "bytes_lower_bound": kernel.bytes_lower_bound,
         "flops": kernel.flops,
         "exps": kernel.exps,
-        "modelled_us": _microseconds(kernel),
+        "modelled_us": microseconds(kernel),
+        "boundary": kernel.boundary.value,
         "reason": kernel.reason,
     }
     return facts | ({"source": kernel.source} if with_source else {})
 
 
-def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> None:
-    rows: list[Sequence[Cell]] = []
-    for kernel in compiled.kernels:
-        moved, bound = kernel.bytes_moved, kernel.bytes_lower_bound
-        over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
-        ops = " ".join(str(op) for op in kernel.ops)
-        work = kernel.flops, kernel.exps, _microseconds(kernel)
-        rows.append((kernel.name, size(moved), size(bound), over, *work, kernel.reason, ops))
-    columns = ("kernel", "bytes moved", "lower bound", "ratio", "flops", "exps", "modelled us")
-    columns += ("why it ends there", "ops")
-    request.screen.table("kernels", columns, rows)
-    moved = sum(kernel.bytes_moved or 0 for kernel in compiled.kernels)
-    bound = sum(kernel.bytes_lower_bound or 0 for kernel in compiled.kernels)
-    request.screen.line(f"{len(compiled.kernels)} kernels move {size(moved)}; lower bound {size(bound)}")
-    request.screen.facts["kernels"] = [_kernel_facts(k, with_source) for k in compiled.kernels]
-
-
-def _call_facts(call: CallRecord) -> dict[str, Json]:
+def call_facts(call: CallRecord) -> dict[str, Json]:
+    """A call for the JSON file."""
     return {
         "name": call.name, "ops": list(call.ops), "how": call.how, "reason": call.reason, "results": list(call.results),
-        "bytes_moved": call.bytes_moved, "flops": call.flops, "exps": call.exps, "modelled_us": _microseconds(call),
+        "bytes_moved": call.bytes_moved, "flops": call.flops, "exps": call.exps, "modelled_us": microseconds(call),
     }  # fmt: skip
 
 
-def _microseconds(record: Record) -> float | None:
+def microseconds(record: Record) -> float | None:
+    """What the model gives one launch or call."""
     return None if record.seconds is None else 1e6 * record.seconds
-
-
-def _show_calls(request: Request, compiled: Compiled) -> None:
-    columns = ("call", "whose", "why", "bytes moved", "flops", "exps", "modelled us", "makes", "ops")
-    rows: list[Sequence[Cell]] = [
-        (
-            call.name, call.how, call.reason, size(call.bytes_moved), call.flops, call.exps, _microseconds(call),
-            " ".join(call.results), " ".join(call.ops),
-        )
-        for call in compiled.calls
-    ]  # fmt: skip
-    if rows:
-        request.screen.table("calls", columns, rows)
-
-
-def _show_memory(request: Request, compiled: Compiled) -> None:
-    """What lives between kernels and calls."""
-    plan = next((phase.result for phase in compiled.trace.phases if phase.name == "plan"), None)
-    sizes = next((record.sizes for record in (*compiled.kernels, *compiled.calls)), {})
-    needed = intermediate_bytes(plan, sizes) if isinstance(plan, Plan) else None
-    request.screen.line(f"intermediates take {size(needed)}")
-    request.screen.facts["intermediate_bytes"] = needed
-
-
-def tilegraph_of(compiled: Compiled) -> TileGraph | None:
-    """The tile-graph of what was compiled, without the bodies of loops; None if it has no cover. (Of a phase that ran
-    again, the last result counts.)"""
-    made = {phase.name: phase.result for phase in compiled.trace.phases}
-    cover, schedules, plan = made.get("partition"), made.get("schedule", ()), made.get("plan")
-    if not isinstance(cover, Cover) or not isinstance(schedules, Sequence):
-        return None
-    known = cast(Sequence[Scheduled], schedules)
-    return connect(cover, known, plan.host if isinstance(plan, Plan) else ())
-
-
-def _show_levels(request: Request, compiled: Compiled) -> None:
-    """At which level of memory edges are, and the bytes that move there."""
-    graph = tilegraph_of(compiled)
-    if graph is None:
-        return
-    sizes = next((record.sizes for record in (*compiled.kernels, *compiled.calls)), {})
-    try:
-        moved = traffic(graph, sizes)
-    except KeyError:  # a size that comes from data
-        moved = {}
-    rows = [(level.name, len(graph.at(level)), moved.get(level)) for level in graph.levels()]
-    request.screen.table(
-        "levels", ("level", "edges", "bytes moved"), [(name, n, size(b)) for name, n, b in rows]
-    )
-    on_chip = sum(e.on_chip for e in graph.edges)
-    request.screen.line(f"{on_chip} of {len(graph.edges)} edges stay on chip")
-    request.screen.facts["levels"] = [{"level": name, "edges": n, "bytes_moved": b} for name, n, b in rows]
-
-
-def _show_regions(request: Request, compiled: Compiled) -> None:
-    """What was decided about contractions whose large results are folded again."""
-    found = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
-    regions = [str(region) for region in found.regions] if isinstance(found, ChosenRegions) else []
-    for text in regions:
-        request.screen.block(text)
-    request.screen.facts["regions"] = regions
 
 
 # The verbs.
 
 
 def compile_model(request: Request) -> int:
-    """`compile`: coverage, phases and kernels; in JSON the plan too. A file with dynamic sizes needs no inputs."""
+    """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too."""
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
-        model = load(request.model)
-        named = request.files or request.shapes or model.inputs is not None
-        compiled = compile_for(request, model, inputs_of(request, model) if named else None)
+        model, chosen = prepared(request)
+        compiled, _ = compiled_and_run(request, model, chosen.inputs)
+        clock = request.screen.clock
+        total = clock.seconds
     show_compiled(request, compiled)
-    request.screen.facts["kernels"] = [_kernel_facts(k, True) for k in compiled.kernels]
-    plan = next((phase.result for phase in compiled.trace.phases if phase.name == "plan"), None)
+    show_phases(request, clock.phases, total)
+    graphs = compiled.compilations
+    request.screen.facts["kernels"] = [kernel_facts(k, True) for g in graphs for k in g.kernels]
+    plan = result_of(graphs[-1], "plan") if graphs else None
     if isinstance(plan, Plan):
         request.screen.facts["plan"] = to_json(plan)
     return ExitCode.OK
@@ -279,10 +286,8 @@ def compile_model(request: Request) -> int:
 def run_model(request: Request, save: str | None) -> int:
     """`run`: one call, a line per output; `save` is a folder for `.npy` files."""
     with request.progress(f"running {request.model}"), measure.settings(threads_of(request)):
-        model = load(request.model)
-        inputs = inputs_of(request, model)
-        compiled = compile_for(request, model, inputs)
-        outputs = measure.flatten(compiled(*inputs))
+        model, chosen = prepared(request)
+        compiled, outputs = compiled_and_run(request, model, chosen.inputs)
     rows: list[Sequence[Cell]] = []
     facts: list[Json] = []
     for i, tensor in enumerate(outputs):
@@ -316,25 +321,6 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for i, tensor in enumerate(outputs):
-            np.save(folder / f"{i}.npy", tensor.detach().numpy(), allow_pickle=False)
+            np.save(folder / f"{i}.npy", tensor.detach().cpu().numpy(), allow_pickle=False)
     except (OSError, TypeError) as error:
         raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
-
-
-def explain_model(request: Request, with_source: bool) -> int:
-    """`explain`: every kernel with its traffic and the reason of its boundary, and the bytes at each memory level."""
-    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
-        model = load(request.model)
-        named = request.files or request.shapes or model.inputs is not None
-        compiled = compile_for(request, model, inputs_of(request, model) if named else None)
-    show_compiled(request, compiled)
-    _show_kernels(request, compiled, with_source)
-    _show_calls(request, compiled)
-    _show_memory(request, compiled)
-    _show_levels(request, compiled)
-    _show_regions(request, compiled)
-    if with_source:
-        for kernel in compiled.kernels:
-            request.screen.line(f"\n// {kernel.name}", style="bold")
-            request.screen.block(kernel.source)
-    return ExitCode.OK

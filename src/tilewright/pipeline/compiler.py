@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,7 +23,14 @@ from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.exported import Exported
 from tilewright.capture.fx import from_fx
 from tilewright.capture.placement.moved import moved
-from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
+from tilewright.errors import (
+    BuildError,
+    CompilerMissing,
+    IllegalSchedule,
+    UnsupportedError,
+    VerifyError,
+    warn,
+)
 from tilewright.ir.graph import Graph, Op, Share, Shares
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
@@ -34,6 +40,7 @@ from tilewright.options import Options
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
+from tilewright.runtime.call.asked import tracing_ends
 from tilewright.runtime.call.compilations import Compilations
 from tilewright.runtime.call.fallback import Captured, captured_coverage
 from tilewright.runtime.cuda.executable import CudaExecutable
@@ -62,10 +69,15 @@ class Compilation:
 
     kind: str
     coverage: Coverage
-    trace: Trace
+    recorder: Recorder
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
     graphs: Graphs | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """Every phase."""
+        return self.recorder.trace
 
     @property
     def cuda_graphs(self) -> tuple[str, ...]:
@@ -96,6 +108,11 @@ class Compiled:
     def trace(self) -> Trace:
         """Every phase."""
         return self.compilation.trace
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The one."""
+        return (self.compilation,)
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -146,46 +163,52 @@ def compile_fx(
     library call; the coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that
     the options name does not work."""
     run = Recorder()
-    guards = Guards(trusted, program.conditions if program is not None else ())
-    ranges = program.ranges if program is not None else None
-    try:
-        with _guard_free(gm), without_collector():
-            there = moved(gm)
-            place = place_of(there, frozen or {}, kind)
-            graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
-            with no_python_dispatcher():
-                shares, traced = output_shares(there), SizeHints(traced_sizes(there))
-                made = _generated(Request(run, options, place, shares, traced, _compile_body, trusted), graph)
-                _check_places(made.plan, placed_by_size(there, shares))
-    except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
-        if options.strict or isinstance(refused, CompilerMissing):
-            raise
-        if not isinstance(refused, UnsupportedError):
-            warnings.warn(
-                f"runs as captured, without generated code: {refused}", RuntimeWarning, stacklevel=2
-            )
-        STATS.fallbacks += 1
-        return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, trace=run.trace)
-    STATS.graphs += 1
-    runs = executable(made, options, guards=guards, saves=first_saved(gm), kind=kind)
-    graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-    compilation = Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs)
-    return _noted(gm, frozen or {}, runs, compilation, options)
+    with tracing_ends(run):
+        guards = Guards(trusted, program.conditions if program is not None else ())
+        ranges = program.ranges if program is not None else None
+        try:
+            with _guard_free(gm), without_collector():
+                there = moved(gm)
+                place = place_of(there, frozen or {}, kind)
+                graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
+                with no_python_dispatcher():
+                    shares, traced = output_shares(there), SizeHints(traced_sizes(there))
+                    asked = Request(run, options, place, shares, traced, _compile_body, trusted)
+                    made = _generated(asked, graph)
+                    _check_places(made.plan, placed_by_size(there, shares))
+        except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+            if options.strict or isinstance(refused, CompilerMissing):
+                raise
+            if not isinstance(refused, UnsupportedError):
+                warn(f"runs as captured, without generated code: {refused}", RuntimeWarning)
+            STATS.fallbacks += 1
+            return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, recorder=run)
+        STATS.graphs += 1
+        make = partial(executable, made, options, guards=guards, saves=first_saved(gm), kind=kind)
+        runs = run("bind", make, _nothing)
+        graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
+        compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs)
+        return _noted(gm, frozen or {}, runs, compilation, options)
+
+
+def _nothing(made: object) -> None:
+    """What is kept of a phase whose result the record must not refer to."""
+    del made
 
 
 def as_captured(
     gm: fx.GraphModule, options: Options, reason: str, *, frozen: Mapping[str, Tensor] | None = None,
-    kind: str = "inference", trace: Trace | None = None,
+    kind: str = "inference", recorder: Recorder | None = None,
 ) -> Compiled:  # fmt: skip
     """A captured graph as it is, all of it library calls by need for one `reason`."""
-    made = Compilation(kind, captured_coverage(gm, reason), trace or Trace())
+    made = Compilation(kind, captured_coverage(gm, reason), recorder or Recorder())
     return _noted(gm, frozen or {}, Captured(gm, frozen or {}), made, options)
 
 
 def as_program(gm: fx.GraphModule, reason: str) -> tuple[Compiled, Callable[..., object]]:
     """A program as Dynamo captured it, all of it library calls by need for one `reason`; and what runs it in eager
     mode, with its own gradients."""
-    made = Compilation("program", captured_coverage(gm, reason), Trace())
+    made = Compilation("program", captured_coverage(gm, reason), Recorder())
     STATS.fallbacks += 1
     done = Compiled(Captured(gm, {}), made)
     COMPILATIONS.add(done.executable, made)
@@ -229,34 +252,53 @@ def _generated(asked: Request, graph: Graph) -> Made:
             if asked.options.strict or left is graph:
                 raise
             names = ", ".join(op.name for op in ops)
-            warnings.warn(f"{names} run as library calls: {refused}", RuntimeWarning, stacklevel=2)
+            warn(f"{names} run as library calls: {refused}", RuntimeWarning)
             graph = left
     return _attempted(asked, graph)
 
 
 def _attempted(asked: Request, graph: Graph) -> Made:
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
-    missing = find_missing(asked.options, asked.place.device)
+    run = asked.recorder
+    missing = run("machine", lambda: find_missing(asked.options, asked.place.device))
     if missing:
-        warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
+        warn(f"{missing}: every op runs as a library call", RuntimeWarning)
         return _as_calls(asked, graph)
-    machine = machine_of(asked.place, asked.options)
-    solver = Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine))
-    state = run_phases(begin(asked, graph, solver), PHASES)
-    assert state.cover is not None and state.kernels is not None and state.plan is not None
+    state = run_phases(run("begin", lambda: _begun(asked, graph), _nothing), PHASES)
+    assert state.kernels is not None
     STATS.kernels += state.kernels.programs
+    return run("report", lambda: _reported(state), _nothing)
+
+
+def _begun(asked: Request, graph: Graph) -> State:
+    machine = machine_of(asked.place, asked.options)
+    return begin(
+        asked, graph, Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine))
+    )
+
+
+def _reported(state: State) -> Made:
+    """What the phases made, with reports of each kernel and call."""
+    asked = state.request
+    assert state.cover is not None and state.kernels is not None and state.plan is not None
     kernels = number_kernels(state.cover, state.kernels.numbers)
     sizes, scheduled = asked.traced.sizes, state.kernels.scheduled
-    names, backend = names_of(state.graph.symbols()), asked.place.backend
+    names, backend, target = names_of(state.graph.symbols()), asked.place.backend, state.target
 
     def printer(program: TileProgram) -> str:
-        return backend.show_source(program, names, state.target)
+        return backend.show_source(program, names, target)
 
     reports = tuple(
         report_of(k, state.cover, n, sizes, partial(scheduled.__getitem__, i), printer)
         for i, (k, (n, _)) in enumerate(kernels.items())
     )
-    calls = calls_of(state.cover, graph.ops, sizes, partial(_call_seconds, state))
+    if not _decided_as_traced(state):
+        seconds_at, layouts, traced = state.solver.seconds_at, state.cover.layouts, asked.traced
+        reports = tuple(
+            replace(r, modelled=partial(seconds_at, k, layouts, traced))
+            for r, k in zip(reports, kernels, strict=True)
+        )
+    calls = calls_of(state.cover, state.captured.ops, sizes, partial(_call_seconds, state))
     return Made(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
 
 
@@ -291,8 +333,16 @@ def _compile_body(asked: Request, body: Graph) -> tuple[Made, Executable]:
     return made, executable(made, options, kind="loop")
 
 
+def _decided_as_traced(state: State) -> bool:
+    """Whether kernels were decided at the sizes that the graph was traced with (others, where those are tiny)."""
+    return state.solver.hints == state.request.traced
+
+
 def _call_seconds(state: State, step: LibraryStep, ops: Sequence[Op]) -> float:
-    """Modelled seconds of a call that does some captured ops; what was found around contractions knows routines."""
+    """Modelled seconds of a call that does some captured ops, at the sizes that the graph was traced with; what was
+    found around contractions knows routines, at sizes that kernels are decided at."""
+    if not _decided_as_traced(state):
+        return call_seconds(ops, step.op.outputs, state.target, state.request.traced)
     for region in state.regions.regions if state.regions is not None else ():
         if region.routine is not None and any(op.call is step.op.call for op in region.routine.ops):
             return region.seconds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints, representative
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, warn
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
 from tilewright.library.convolution_layout import lay_channels_innermost
@@ -75,9 +74,8 @@ class Phase:
                 raise
             LOG.info("phase %s failed", self.name, exc_info=True)
             told = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"phase {self.name!r} failed and is left out, results are right without it: {told}",
-                RuntimeWarning, stacklevel=2,
+            warn(
+                f"phase {self.name!r} failed and is left out, results are right without it: {told}", RuntimeWarning
             )  # fmt: skip
             return state
 

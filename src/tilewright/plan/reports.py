@@ -13,6 +13,7 @@ from tilewright.ir.sizes.host import size
 from tilewright.partition.provenance import site
 
 from .bind import names_in
+from .boundary import Boundary, boundary_of
 from .coverage import How, executor_of
 from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
@@ -56,13 +57,16 @@ class Figures:
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelReport(Figures):
     """One launch. `bytes_lower_bound` is the least that any kernel for the same region must move, `seconds` are what
-    the model gives one call. A kernel whose library was found in the cache is scheduled and printed when `scheduled` or
-    `source` is asked for."""
+    the model gives one call at `sizes`. A kernel whose library was found in the cache is scheduled and printed when
+    `scheduled` or `source` is asked for."""
 
     bound: Expr
     scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
     site: Callable[[Op], str]
+    ending: Callable[[], Boundary]
+    modelled: Callable[[], float] | None = None
+    """Seconds at `sizes`, where these are not the ones that kernels were decided at."""
 
     @property
     def bytes_lower_bound(self) -> int | None:
@@ -72,7 +76,7 @@ class KernelReport(Figures):
     @property
     def seconds(self) -> float | None:
         """Modelled seconds of one call."""
-        return self.scheduled().seconds
+        return self.scheduled().seconds if self.modelled is None else self.modelled()
 
     @property
     def schedule(self) -> str:
@@ -85,11 +89,16 @@ class KernelReport(Figures):
         return self.scheduled().program
 
     @property
+    def boundary(self) -> Boundary:
+        """Why the kernel ends where it does."""
+        return self.ending()
+
+    @property
     def reason(self) -> str:
-        """Why the kernel ends where it does, and what could not be had."""
+        """The same in the words of whoever decided it, and what could not be had."""
         made = self.scheduled()
         notes = (note.shown(self.site) for note in made.notes)
-        return "; ".join(filter(None, (made.kernel.reason, *notes)))
+        return "; ".join((made.kernel.reason or self.boundary.value, *notes))
 
     @property
     def source(self) -> str:
@@ -181,5 +190,6 @@ def report_of(
         sizes=sizes,
         scheduled=scheduled,
         printer=printer,
+        ending=lambda: boundary_of(kernel, cover),
         site=lambda op: site(op, origins, sum(o.origin == op.origin for o in kernel.ops) == 1),
     )

@@ -83,6 +83,15 @@ class Solver:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
         return self._alike(kernel, layouts).seconds
 
+    def seconds_at(self, kernel: Kernel, layouts: Layouts, hints: SizeHints) -> float:
+        """Modelled seconds of what was decided for a kernel at the usual sizes, at other ones. Raises IllegalSchedule
+        if it has no legal form."""
+        key = kernel_key(kernel, layouts)
+        if key in self.shrunk:
+            return self.shrunk[key].seconds_at(kernel, layouts, hints)
+        found = self._solution(kernel, layouts, key)
+        return self.scheduler.seconds(found.form, found.schedule, self.target, hints)
+
     @property
     def afar(self) -> Afar | None:
         """What kernels cost that find nothing in the last cache; None where there is none."""

@@ -187,3 +187,20 @@ class StoreLimits:
 
 
 STORE = StoreLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLimits:
+    """Sizes that are tried where none are given."""
+
+    undeclared_sizes: tuple[tuple[int, int], ...] = ((2, 64), (2, 224), (1, 64), (1, 1))
+    """Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
+    leading_sizes: tuple[int, ...] = (1, 2, 4)
+    """Of leading dims, where a model takes none of those."""
+    other_sizes: tuple[int, ...] = (1, 2, 3, 4, 8, 16, 32, 48, 80, 96, 128, 256, 320, 512, 640)
+    """Of other dims."""
+    max_search_seconds: float = 10.0
+    """For how long sizes that fit are looked for."""
+
+
+EXAMPLES = ExampleLimits()

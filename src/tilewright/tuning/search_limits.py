@@ -118,17 +118,6 @@ REPEATS = RepeatLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class ExampleLimits:
-    """Sizes that are tried where none are given."""
-
-    undeclared_sizes: tuple[tuple[int, int], ...] = ((2, 64), (2, 224), (1, 64), (1, 1))
-    """Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
-
-
-EXAMPLES = ExampleLimits()
-
-
-@dataclass(frozen=True, slots=True)
 class MaskSearchLimits:
     """Predicates that are sought for a frozen mask, and patterns of masks made of data."""
 
@@ -443,6 +432,10 @@ class MeasurementLimits:
     """The part of a core that a process uses at most whose threads sleep."""
     min_sample_seconds: float = 1e-3
     """Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth."""
+    step_warm_calls: int = 3
+    """Calls of a model before its steps are timed."""
+    step_calls: int = 20
+    """Calls of a model in which each of its steps is timed."""
     bound_slack_ratio: float = 0.05
     """How far below its lower bound a timing may lie before it counts as impossible."""
 

@@ -17,6 +17,8 @@ class TextLimits:
     """Characters of an error's message that are shown."""
     max_place_characters: int = 400
     """Characters of each other part of an error that are shown."""
+    max_explained_steps: int = 10
+    """Kernels and calls that `explain` shows unless all are asked for."""
     max_named_ops: int = 4
     """Ops that are named beside a reason."""
 

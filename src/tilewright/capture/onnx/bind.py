@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright.arrays import tensor_of_array
 from tilewright.errors import InputError
-from tilewright.tuning.search_limits import EXAMPLES
+from tilewright.tuning.input_limits import EXAMPLES
 
 from .module import InputSpec, OnnxModule
 

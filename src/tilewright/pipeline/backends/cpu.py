@@ -77,8 +77,12 @@ class CpuBackend:
         store, names, ranges = builder.decisions.store, names_of(symbols), sorted(map(ranged, symbols))
         keys = [kernel_key(kernel, layouts) for kernel, layouts in steps]
         order = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        libraries = BuiltLibraries(target, store, options, builder.decisions)
-        known = libraries.get([*ranges, *order])
+
+        def recalled() -> tuple[BuiltLibraries, Path | None]:
+            libraries = BuiltLibraries(target, store, options, builder.decisions)
+            return libraries, libraries.get([*ranges, *order])
+
+        libraries, known = run("recall", recalled)
         solved = partial(builder.solved, steps)
         scheduled = run("schedule", solved if known is None else lambda: Later(solved))
         legalised = partial(self._legalised, scheduled, target)

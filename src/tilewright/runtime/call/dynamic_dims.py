@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnknownKeyword, near_match
 
 DimsLike = Mapping[str, Mapping[int, str | tuple[str, int, int]]]
 
@@ -61,8 +60,7 @@ class Naming:
         sizes: dict[str, tuple[int, str]] = {}
         for d in self.dims:
             if d.input not in given:
-                close = difflib.get_close_matches(d.input, list(given), 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"the inputs are {', '.join(given)}"
+                hint = near_match(d.input, given, "the inputs")
                 raise InputError(f"dims names {d.input!r}, which is no input", phase="input", hint=hint)
             t = given[d.input]
             if not isinstance(t, Tensor):
@@ -100,6 +98,14 @@ def by_name(
     try:
         return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
     except TypeError as error:
+        parameters = inspect.signature(forward).parameters
+        unknown = next((name for name in kwargs if name not in parameters), None)
+        if unknown is not None:
+            raise UnknownKeyword(
+                f"it has no input {unknown!r}",
+                phase="input",
+                hint=near_match(unknown, parameters, "the inputs"),
+            ) from error
         raise InputError(
             f"the arguments do not fit: {error}", phase="input", hint=f"it takes {inspect.signature(forward)}"
         ) from error

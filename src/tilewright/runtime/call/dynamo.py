@@ -19,15 +19,18 @@ from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, Frozen, Recorder, Seen
-from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.capture.signature import Signature, signature_of_call
+from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.input_limits import GRAPHS
 
+from .asked import asking
 from .dynamic_dims import Dim, Naming, by_name
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
+from .resized import sizes_changed, told
 
 
 class Sessions(Reports, Protocol):
@@ -49,6 +52,34 @@ class Sessions(Reports, Protocol):
         ...
 
 
+class _Signatures:
+    """A backend that writes down what each graph takes and gives, and says where other sizes made another one."""
+
+    def __init__(
+        self, backend: Callable[..., Callable[..., object]], title: str, parameters: tuple[str, ...]
+    ) -> None:
+        self._backend = backend
+        self._title = title
+        self._parameters = parameters
+        self.found: list[Signature] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        made = signature_of_call(gm, self._parameters)
+        changes = sizes_changed(self.found, made)
+        self.found.append(made)
+        if changes:
+            warn(told(self._title, changes), RecompileWarning)
+        return self._backend(gm, example_inputs)
+
+
+def _parameters(target: Callable[..., object]) -> tuple[str, ...]:
+    try:
+        call = target.forward if isinstance(target, torch.nn.Module) else target
+        return tuple(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # builtins tell no names
+        return ()
+
+
 class TracedWay(ReportsOfParts):
     """`target` through Dynamo with `fullgraph`."""
 
@@ -61,7 +92,8 @@ class TracedWay(ReportsOfParts):
         self.oblivious = oblivious
         self.device: torch.device | None = None
         self.recorder = session.recorder = Recorder()
-        self._compiled = _on_its_own_account(target, session.backend)
+        self._watched = _Signatures(session.backend, self.title, _parameters(target))
+        self._compiled = _on_its_own_account(target, self._watched)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
 
@@ -69,6 +101,31 @@ class TracedWay(ReportsOfParts):
     def coverage(self) -> Coverage | None:
         """Of everything compiled so far."""
         return self.session.coverage
+
+    @property
+    def done(self) -> Coverage | None:
+        """Of everything compiled so far."""
+        return self.session.coverage
+
+    @property
+    def title(self) -> str:
+        """What is compiled."""
+        return getattr(self.target, "__name__", type(self.target).__name__)
+
+    @property
+    def signature(self) -> Signature | None:
+        """Of the graph compiled last."""
+        if not self._watched.found:
+            return None
+        names = {(d.input, d.place): d for d in self.naming.dims}
+        found = self._watched.found[-1]
+        ranks = {t.name: len(t.shape or ()) for t in found.inputs}
+
+        def name_of(name: str, dim: int) -> str | None:
+            d = names.get((name, dim)) or names.get((name, dim - ranks.get(name, 0)))
+            return d and d.name
+
+        return found.named(name_of)
 
     def reporting(self) -> tuple[Reports]:
         """The session, which compiled it all."""
@@ -87,7 +144,8 @@ class TracedWay(ReportsOfParts):
         """Compile without running: the graph's first call is stopped before it runs."""
         self.recorder.stop = True
         try:
-            self._call(args, kwargs)
+            with asking(runs=False):
+                self._call(args, kwargs)
         except Compiling:
             pass
         finally:
@@ -99,7 +157,8 @@ class TracedWay(ReportsOfParts):
         """The result, and the short way if every tensor's way is plain to see."""
         seen = self.recorder.seen = Seen()
         try:
-            result = self._call(args, kwargs)
+            with asking(runs=True):
+                result = self._call(args, kwargs)
         finally:
             self.recorder.seen = None
         short = self._short(seen, (*args, *kwargs.values()), result)

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.exported import Exported
+from tilewright.capture.signature import Signature, signature_of_program
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import Argument, deliver
@@ -53,6 +54,7 @@ class ProgramWay(ReportsOfParts):
         self.program = program
         self.freeze = freeze
         self.device: torch.device | None = None
+        self.title = "an exported program"
         names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
         frozen = program.weights if freeze else {}
         self.built = build(program.gm, {name: t.resolve_neg() for name, t in frozen.items()})
@@ -67,6 +69,16 @@ class ProgramWay(ReportsOfParts):
     def coverage(self) -> Coverage:
         """Of everything compiled so far."""
         return self.built.coverage
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives."""
+        return signature_of_program(self.program, (), ())
+
+    @property
+    def done(self) -> Coverage:
+        """Of everything compiled so far."""
+        return self.coverage
 
     def reporting(self) -> tuple[Reports]:
         """What was built."""

@@ -67,6 +67,7 @@ class Region:
         self.calls: tuple[object, ...] = ()
         self.cuda_graphs: tuple[str, ...] = ()
         self.trace: object = None
+        self.compilations: tuple[object, ...] = ()
 
     def admits(self, leaves: Sequence[object]) -> bool:
         """Any inputs: the model itself finds out what fits."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
+from tilewright.capture.signature import Signature, TensorInfo
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
@@ -65,6 +66,16 @@ class Way(Reports, Protocol):
         ...
 
     @property
+    def title(self) -> str:
+        """What is compiled, in a few words."""
+        ...
+
+    @property
+    def done(self) -> Coverage | None:
+        """Of what was compiled so far; compiles nothing."""
+        ...
+
+    @property
     def device(self) -> torch.device | None:
         """Where arrays are brought; None: they stay on the CPU."""
         ...
@@ -72,6 +83,11 @@ class Way(Reports, Protocol):
     @property
     def coverage(self) -> Coverage | None:
         """Of everything compiled so far."""
+        ...
+
+    @property
+    def signature(self) -> Signature | None:
+        """What the graph compiled last takes and gives; None before anything was compiled."""
         ...
 
 
@@ -178,6 +194,29 @@ class CompiledModel:
             raise InputError("nothing is compiled yet", phase="input", hint="call it, or pass example_inputs")
         return found
 
+    def __repr__(self) -> str:
+        done = self._way.done
+        return f"<CompiledModel of {self._way.title}: {'not compiled yet' if done is None else done}>"
+
+    @property
+    def signature(self) -> Signature:
+        """What the graph compiled last takes and gives, and its free sizes. Raises InputError before anything was
+        compiled."""
+        found = self._way.signature
+        if found is None:
+            raise InputError("nothing is compiled yet", phase="input", hint="call it, or pass example_inputs")
+        return found
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """Name, element type and shape of each tensor that it takes; free sizes by name."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The same of what it gives."""
+        return self.signature.outputs
+
     @property
     def kernels(self) -> tuple[object, ...]:
         """Generated kernels: name, ops, bytes moved, bytes of the lower bound, flops, source."""
@@ -197,3 +236,9 @@ class CompiledModel:
     def trace(self) -> object:
         """Every phase's name, time and result."""
         return self._way.trace
+
+    @property
+    def compilations(self) -> tuple[object, ...]:
+        """How each graph of it was compiled so far: coverage, trace, kernels and calls. (`tilewright.compilations()`
+        has those of the whole process.)"""
+        return self._way.compilations

@@ -29,6 +29,11 @@ class Reports(Protocol):
         """Every phase's name, time and result, of the graph compiled last."""
         ...
 
+    @property
+    def compilations(self) -> tuple[object, ...]:
+        """How each graph was compiled."""
+        ...
+
 
 class ReportsOfParts:
     """Tells of its parts, in their order."""
@@ -51,6 +56,11 @@ class ReportsOfParts:
     def cuda_graphs(self) -> tuple[str, ...]:
         """One line for each graph on a GPU under `cuda_graphs`."""
         return tuple(line for part in self.reporting() for line in part.cuda_graphs)
+
+    @property
+    def compilations(self) -> tuple[object, ...]:
+        """Of all parts."""
+        return tuple(made for part in self.reporting() for made in part.compilations)
 
     @property
     def trace(self) -> object:

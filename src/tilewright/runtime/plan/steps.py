@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tilewright.errors import warn
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Operand, Spare, bind
 from tilewright.ir.sizes.host import Number, number
@@ -253,11 +253,7 @@ def _tried(
                 raise
             other = _prepared(plain, step.inputs, sizes)
             made = other(tensors)  # if this raises as well, it is the program that is wrong
-            warnings.warn(
-                f"{step.call.name} failed, so {plain.name} runs in its place: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn(f"{step.call.name} failed, so {plain.name} runs in its place: {error}", RuntimeWarning)
             go_on(other)
             return made
         spare.release()

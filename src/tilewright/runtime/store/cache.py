@@ -21,19 +21,18 @@ import stat
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import filelock
 import platformdirs
 
-from tilewright.errors import BuildError, CacheWarning
+from tilewright.errors import BuildError, CacheWarning, warn
 from tilewright.options import Options
 from tilewright.tuning.input_limits import STORE
 
 MANIFEST = "manifest.json"
-_KEY = re.compile(r"[0-9a-f]{16,64}")
+KEY = re.compile(r"[0-9a-f]{16,64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -174,9 +173,9 @@ class Store:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
-                if _is_complete(target):
+                if is_complete(target):
                     return target
-                _move_aside(target, staging)
+                move_aside(target, staging)
             raise OSError(errno.EEXIST, "an entry stands in the way", str(target))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -216,11 +215,11 @@ class Store:
             if self._warned:
                 return
             self._warned = True
-        warnings.warn(f"kernel cache: {message}. Compiled kernels are not kept.", CacheWarning, stacklevel=4)
+        warn(f"kernel cache: {message}. Compiled kernels are not kept.", CacheWarning)
 
 
 def _check_key(key: str) -> None:
-    if not _KEY.fullmatch(key):
+    if not KEY.fullmatch(key):
         raise ValueError(f"not a cache key: {key!r}")
 
 
@@ -282,15 +281,16 @@ def _check_files(folder: Path) -> bool:
     return True
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether an entry's files are what its manifest says."""
     try:
         return _check_files(folder)
     except OSError:
         return False
 
 
-def _move_aside(path: Path, staging: Path) -> None:
-    """Get a broken entry out of the way and remove it."""
+def move_aside(path: Path, staging: Path) -> None:
+    """Get an entry out of the way at once and remove it."""
     aside = staging / f"broken.{os.getpid()}.{secrets.token_hex(4)}"
     with contextlib.suppress(FileNotFoundError):
         os.replace(path, aside)
@@ -315,7 +315,7 @@ def _trim(root: Path, oldest: float) -> None:
     for used, size, folder in sorted(entries):
         if used >= oldest or total <= STORE.max_bytes * 3 // 4:
             return
-        _move_aside(folder, root / "staging")
+        move_aside(folder, root / "staging")
         total -= size
 
 
