@@ -94,22 +94,6 @@ def parallelism(ops: Sequence[Op], outputs: Sequence[Value], target_tile: int = 
 
 
 __all__ = [
-    "NO_CLASS",
-    "Dependency",
-    "DimClasses",
-    "Interval",
-    "Known",
-    "Properties",
-    "Region",
-    "Regions",
-    "Sign",
-    "Size",
-    "classes_of",
-    "parallel_classes",
-    "parallelism",
-    "properties",
-    "sign_of",
-    "signs_of",
-    "size",
-    "unread",
+    "NO_CLASS", "Dependency", "DimClasses", "Interval", "Known", "Properties", "Region", "Regions", "Sign", "Size",
+    "classes_of", "parallel_classes", "parallelism", "properties", "sign_of", "signs_of", "size", "unread",
 ]  # fmt: skip
