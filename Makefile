@@ -45,5 +45,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "make: a C++ compiler is missing: apt install g++" >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,demo]'
+	@echo 'make: installing what is needed into $(VENV), a minute or two'
+	@$(PY) -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,demo]'
 	@touch $@

@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +18,12 @@ import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 try:
     importlib.import_module("tilewright.api")  # which peers can do without, and then run for minutes
     from demo import contest, ocr, search, weights
     from demo.contest import OURS, Job
+    from demo.screen import Screen, screen
     from tilewright import measure
     from tilewright.measure import Call, Workload
 except ImportError as missing:
@@ -36,8 +35,6 @@ HERE = Path(__file__).resolve().parent
 REFERENCES = ("onnxruntime", "eager", "inductor")  # the first that can run
 EMBEDDING_TOLERANCE = 1e-4
 PART_FILES = {name: f"{name}.onnx" for name in ("detection", "classification", "recognition")}
-
-Say = contest.Say
 
 
 @dataclass(frozen=True)
@@ -108,29 +105,43 @@ def read_with(
 
 
 def judge_reading(jobs: Sequence[Job], picture: Path, folder: Path, out: Path, threads: int) -> Verdict:
-    """Read the picture with Tilewright and with a reference; compare strings; write the annotated picture."""
-    able = [name for name in (OURS, *REFERENCES) if all(name in job.ready() for job in jobs)]
+    """Read the picture with Tilewright, or with the first other one that can; write the annotated picture."""
+    name = next((n for n in (OURS, *REFERENCES) if all(n in job.ready() for job in jobs)), None)
+    if name is None:
+        return Verdict(("no contestant can read the picture", *failures(jobs)), False)
     image = Image.open(picture).convert("RGB")
-    read = {name: read_with(name, jobs, image, folder, threads) for name in able[:2]}
-    if not read:
-        return Verdict(("no contestant can read the picture",), False)
-    lines = read[able[0]]
+    lines = read_with(name, jobs, image, folder, threads)
     out.mkdir(parents=True, exist_ok=True)
     ocr.annotate(image, lines).save(out / "annotated.png")
-    report = [f"read by {contest.NAMES[able[0]]}:"]
+    report = [f"read by {contest.NAMES[name]}:"]
     report += [f"  {i:2d}  {line.score:.3f}  {line.text}" for i, line in enumerate(lines, start=1)]
     report.append(f"annotated picture: {out / 'annotated.png'}")
     expected = picture.with_name("expected.txt") if picture.parent == HERE else None
     wrong = compare_lines([line.text for line in lines], search.read_lines(expected)) if expected else []
     report += wrong or (["all lines are as drawn"] if expected else [])
-    if able[0] != OURS:
-        reasons = [job.why_not(OURS) for job in jobs if job.why_not(OURS)]
-        return Verdict((*report, "Tilewright could not run: " + "; ".join(reasons)), False)
-    if len(able) > 1:
-        same = [line.text for line in lines] == [line.text for line in read[able[1]]]
-        report.append(f"strings {'equal' if same else 'DIFFER FROM'} those of {contest.NAMES[able[1]]}")
-        return Verdict(tuple(report), same and not wrong)
-    return Verdict((*report, "no other runtime to compare with"), not wrong)
+    report += failures(jobs) if name != OURS else []
+    return Verdict(tuple(report), not wrong and name == OURS)
+
+
+def failures(jobs: Sequence[Job]) -> list[str]:
+    """Why Tilewright cannot run, if it cannot."""
+    reasons = [reason for job in jobs if (reason := job.why_not(OURS))]
+    return [f"Tilewright could not run: {'; '.join(reasons)}"] if reasons else []
+
+
+def compare_reading(jobs: Sequence[Job], picture: Path, folder: Path, threads: int) -> Verdict:
+    """Whether Tilewright reads the same strings as the first other one that can."""
+    able = [n for n in (OURS, *REFERENCES) if all(n in job.ready() for job in jobs)]
+    if OURS not in able:
+        return Verdict((), True)  # it is told elsewhere
+    if len(able) < 2:
+        return Verdict(("no other runtime to compare with",), True)
+    image = Image.open(picture).convert("RGB")
+    ours, theirs = (
+        [line.text for line in read_with(n, jobs, image, folder, threads)] for n in (OURS, able[1])
+    )
+    told = "the same strings as" if ours == theirs else "OTHER strings than"
+    return Verdict((f"{told} {contest.NAMES[able[1]]}",), ours == theirs)
 
 
 def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
@@ -140,34 +151,45 @@ def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
 
 
 def judge_search(job: Job, tokenise: search.Tokenise, threads: int) -> Verdict:
-    """Embed sentences and queries with Tilewright and with eager; compare; list the best matches."""
-    sentences, queries = (search.read_lines(HERE / f"{name}.txt") for name in ("sentences", "queries"))
-    assert isinstance(job.workload.target, torch.nn.Module)
-    ours = job.ready().get(OURS)
-    calls: dict[str, Call] = {} if ours is None else {OURS: ours.call}
-    calls["eager"] = job.workload.target
-    embedded: dict[str, tuple[search.Array, search.Array]] = {}
-    with measure.settings(threads):
-        for name, call in calls.items():
-            corpus, asked = (
-                measure.flatten(call(*tokenise(texts)))[0].numpy() for texts in (sentences, queries)
-            )
-            embedded[name] = corpus, asked
-    first = next(iter(embedded))
-    corpus, asked = embedded[first]
-    report = [f"sentence search by {contest.NAMES[first]}:"]
+    """Embed sentences and queries with Tilewright, or else with eager; list the best matches."""
+    name, call = _embedding(job)
+    sentences, queries = (search.read_lines(HERE / f"{n}.txt") for n in ("sentences", "queries"))
+    corpus, asked = embed(call, tokenise, threads)
+    report = [f"sentence search by {contest.NAMES[name]}:"]
     for query, vector in zip(queries, asked, strict=True):
         report.append(f"  {query}")
         matches = search.best_matches(vector, corpus, sentences, count=2)
         report += [f"      {match.score:.3f}  {match.sentence}" for match in matches]
-    if ours is None:
-        return Verdict((*report, f"Tilewright could not run: {job.why_not(OURS)}"), False)
-    pairs = zip(embedded[OURS], embedded["eager"], strict=True)
+    return Verdict((*report, *failures([job])), name == OURS)
+
+
+def _embedding(job: Job) -> tuple[str, Call]:
+    ours = job.ready().get(OURS)
+    assert isinstance(job.workload.target, torch.nn.Module)
+    return (OURS, ours.call) if ours is not None else ("eager", job.workload.target)
+
+
+def embed(call: Call, tokenise: search.Tokenise, threads: int) -> tuple[search.Array, search.Array]:
+    """Sentences and queries as vectors."""
+    with measure.settings(threads):
+        corpus, asked = (
+            measure.flatten(call(*tokenise(search.read_lines(HERE / f"{n}.txt"))))[0].numpy()
+            for n in ("sentences", "queries")
+        )
+    return corpus, asked
+
+
+def compare_search(job: Job, tokenise: search.Tokenise, threads: int) -> Verdict:
+    """Whether Tilewright's embeddings are eager's."""
+    name, call = _embedding(job)
+    if name != OURS:
+        return Verdict((), True)  # it is told elsewhere
+    assert isinstance(job.workload.target, torch.nn.Module)
+    pairs = zip(embed(call, tokenise, threads), embed(job.workload.target, tokenise, threads), strict=True)
     gap = max(float(np.abs(a - b).max()) for a, b in pairs)
     agrees = gap <= EMBEDDING_TOLERANCE
     word = "agree with" if agrees else "DIFFER FROM"
-    report.append(f"embeddings {word} eager: largest difference {gap:.1e}")
-    return Verdict(tuple(report), agrees)
+    return Verdict((f"embeddings {word} eager (largest difference {gap:.1e})",), agrees)
 
 
 def attempt(what: str, judge: Callable[[], Verdict]) -> Verdict:
@@ -178,55 +200,110 @@ def attempt(what: str, judge: Callable[[], Verdict]) -> Verdict:
         return Verdict((f"{what} failed: {measure.one_line(error)}",), False)
 
 
-@contextmanager
-def progress(console: Console, steps: int) -> Generator[Say]:
-    """A function that names the next step: a bar on a terminal, plain lines elsewhere."""
-    if not console.is_terminal:
-        yield lambda text: console.print(f".. {text}", style="dim", highlight=False)
-        return
-    columns = (SpinnerColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=steps)
-
-        def say(text: str) -> None:
-            bar.update(task, description=text, advance=1)
-
-        yield say
+def tell(console: Console, verdict: Verdict) -> None:
+    """Print a verdict."""
+    if verdict.lines:
+        console.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)
+        console.print()
 
 
-def run(
-    console: Console, picture: Path, out: Path, names: Sequence[str], threads: int, seconds: float
-) -> bool:
-    """The whole demo with the named contestants; whether everything agrees."""
-    steps = 2 + 4 * (len(names) + 1) + 2
-    with progress(console, steps) as say:
-        folder = weights.obtain(weights.OCR, report=say) / "ocr"
-        weights.obtain(weights.SENTENCES, report=say)
-        say("reading the picture once to learn the shapes")
-        inputs = record_inputs(opened(picture), folder, threads)
+@dataclass(frozen=True)
+class Demo:
+    """What is read and searched, by whom, and where it is told."""
+
+    console: Console
+    picture: Path
+    out: Path
+    peers: Sequence[str]
+    threads: int
+    seconds: float
+
+    def run(self) -> bool:
+        """The whole demo; whether everything agrees."""
+        tell(self.console, Verdict((self.what_happens(),), True))
+        with screen(self.console, 9 + 4 * (len(self.peers) + 2)) as shown:
+            folder = weights.obtain(weights.OCR, report=shown.say) / "ocr"
+            weights.obtain(weights.SENTENCES, report=shown.say)
+            parts, reading = self.read(folder, shown)
+            sentences, tokenise, searching = self.search(shown)
+            jobs = self.contested([*parts, sentences], shown)
+            compared = attempt(
+                "comparing", lambda: compare_reading(jobs[:-1], self.picture, folder, self.threads)
+            )
+            found = attempt("comparing", lambda: compare_search(jobs[-1], tokenise, self.threads))
+            timings = self.timed(jobs, shown)
+        self.conclude(jobs, timings, (compared, found))
+        return all(v.agrees for v in (reading, searching, compared, found))
+
+    def what_happens(self) -> str:
+        """What a reader has to wait for."""
+        names = ", ".join(contest.NAMES[n] for n in self.peers)
+        beside = (
+            f" Then {names} build the same models, and all are timed in turn: some minutes." if names else ""
+        )
+        return (
+            "Tilewright compiles three models that read a picture and one that searches sentences, and says what it"
+            f" finds: under a minute, a few seconds with a warm cache.{beside}"
+        )
+
+    def read(self, folder: Path, shown: Screen) -> tuple[list[Job], Verdict]:
+        """The models that read, as Tilewright built them, and what it read."""
+        shown.say("reading the picture once to learn the shapes")
+        inputs = record_inputs(opened(self.picture), folder, self.threads)
         parts = [Workload(name, folder / PART_FILES[name], (x,)) for name, x in inputs.items()]
-        say("loading the sentence model")
+        jobs = [contest.build(workload, (OURS,), self.threads, shown.say) for workload in parts]
+        shown.say("reading")
+        verdict = attempt(
+            "reading", lambda: judge_reading(jobs, self.picture, folder, self.out, self.threads)
+        )
+        tell(self.console, verdict)
+        return jobs, verdict
+
+    def search(self, shown: Screen) -> tuple[Job, search.Tokenise, Verdict]:
+        """The same for sentences."""
+        shown.say("loading the sentence model")
         embedder, tokenise = search.load(weights.FOLDER / "sentences")
         tokens = tokenise(search.read_lines(HERE / "sentences.txt"))
         dims = {name: {0: "batch", 1: "length"} for name in ("ids", "mask")}
-        sentences = Workload("sentences", embedder, tokens, dims)
-        jobs = [contest.build(workload, names, threads, say) for workload in (*parts, sentences)]
-        say("reading and searching")
-        reading = attempt("reading", lambda: judge_reading(jobs[:-1], picture, folder, out, threads))
-        searching = attempt("searching", lambda: judge_search(jobs[-1], tokenise, threads))
-        timings = [contest.time_job(job, threads, seconds, say) for job in jobs]
-    for verdict in (reading, searching):
-        console.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)
-        console.print()
-    console.print(contest.table(list(zip(jobs, timings, strict=True)), threads))
-    for line in contest.coverage_lines(jobs):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        "first call: from the model to its first result, compilation included (caches as they are). peak mem:"
-        " growth of resident memory up to then. p50 and p90: contestants timed in turn.",
-        style="dim",
-    )
-    return reading.agrees and searching.agrees
+        job = contest.build(Workload("sentences", embedder, tokens, dims), (OURS,), self.threads, shown.say)
+        shown.say("searching")
+        verdict = attempt("searching", lambda: judge_search(job, tokenise, self.threads))
+        tell(self.console, verdict)
+        return job, tokenise, verdict
+
+    def contested(self, jobs: Sequence[Job], shown: Screen) -> list[Job]:
+        """The jobs with all peers beside Tilewright, which come last in no table."""
+        return [
+            contest.beside(contest.build(job.workload, self.peers, self.threads, shown.say), job)
+            for job in jobs
+        ]
+
+    def timed(self, jobs: Sequence[Job], shown: Screen) -> list[dict[str, measure.Timing]]:
+        """Timings of each job; the table grows with them."""
+        timings: list[dict[str, measure.Timing]] = []
+        for job in jobs:
+            timings.append(contest.time_job(job, self.threads, self.seconds, shown.say))
+            shown.show(contest.table(list(zip(jobs, timings, strict=False)), self.threads))
+        return timings
+
+    def conclude(
+        self, jobs: Sequence[Job], timings: Sequence[dict[str, measure.Timing]], verdicts: Sequence[Verdict]
+    ) -> None:
+        """The table, what is behind it, and one sentence."""
+        console, timed = self.console, list(zip(jobs, timings, strict=True))
+        console.print(contest.table(timed, self.threads))
+        for line in (*contest.unavailable_lines(jobs), *contest.coverage_lines(jobs)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            "first call: from the model to its first result, compilation included (caches as they are). peak"
+            " mem: growth of resident memory up to then. p50 and p90: contestants timed in turn.",
+            style="dim",
+        )
+        told = [line for v in verdicts for line in v.lines]
+        speeds = contest.speed_words(timed)
+        console.print(
+            "\nTilewright: " + "; ".join([*told, *speeds]), markup=False, highlight=False, soft_wrap=True
+        )
 
 
 @click.command(help=__doc__)
@@ -245,8 +322,8 @@ def main(picture: Path, out: Path, against: str, threads: int | None, seconds: f
     warnings.filterwarnings("ignore")  # torch, its exporter and transformers warn about their own insides
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
-        names = [name for name in contest.NAMES if name == OURS or name in against.split(",")]
-        agrees = run(console, picture, out, names, threads or torch.get_num_threads(), seconds)
+        peers = [name for name in contest.NAMES if name != OURS and name in against.split(",")]
+        agrees = Demo(console, picture, out, peers, threads or torch.get_num_threads(), seconds).run()
     except weights.WeightsError as error:
         console.print(str(error), style="red", markup=False)
         sys.exit(2)

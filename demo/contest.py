@@ -72,6 +72,11 @@ def build(workload: Workload, names: Sequence[str], threads: int, say: Say) -> J
     return Job(workload, contestants)
 
 
+def beside(peers: Job, ours: Job) -> Job:
+    """One job of what two of the same workload hold."""
+    return Job(peers.workload, {**peers.contestants, **ours.contestants})
+
+
 def time_job(job: Job, threads: int, seconds: float, say: Say) -> dict[str, Timing]:
     """Time the contestants of a job in turn, about `seconds` each."""
     say(f"{job.workload.name}: timing {len(job.ready())} contestants in turn")
@@ -98,7 +103,7 @@ def row(job: Job, name: str, title: str, timings: Mapping[str, Timing]) -> list[
     """The cells of one contestant in one job."""
     item = job.contestants[name]
     if isinstance(item, Unavailable):
-        return [f"  {title}", "", "", "", "", "", escape(str(item))]
+        return [f"  {title}", "", "", "", "", "", "not available"]
     timing = timings[name]
     against = f"{measure.ratio(timing, timings['eager']):.2f}" if "eager" in timings else ""
     peak = "" if item.peak_bytes is None else f"{item.peak_bytes / 2**20:.0f} MiB"
@@ -110,6 +115,25 @@ def row(job: Job, name: str, title: str, timings: Mapping[str, Timing]) -> list[
 def coverage_lines(jobs: Sequence[Job]) -> list[str]:
     """The whole coverage line of ours for each job where it ran."""
     return [f"{job.workload.name}: {job.ready()[OURS].coverage}" for job in jobs if OURS in job.ready()]
+
+
+def unavailable_lines(jobs: Sequence[Job]) -> list[str]:
+    """Why contestants are not available, each reason once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        for name, item in job.contestants.items():
+            if isinstance(item, Unavailable):
+                found.setdefault((name, item.reason), []).append(job.workload.name)
+    return [f"{NAMES[n]} is not available ({', '.join(where)}): {why}" for (n, why), where in found.items()]
+
+
+def speed_words(timed: Sequence[tuple[Job, Mapping[str, Timing]]]) -> list[str]:
+    """How much faster than eager ours is on each workload."""
+    return [
+        f"{timings['eager'].median / timings[OURS].median:.1f}x the speed of eager on {job.workload.name}"
+        for job, timings in timed
+        if OURS in timings and "eager" in timings
+    ]
 
 
 def milliseconds(seconds: float) -> str:

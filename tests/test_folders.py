@@ -19,6 +19,7 @@ BY_SUBJECT = frozenset(
         "end_to_end",
         "fuzz",
         "golden",
+        "papers",
         "replay",
         "support",
     }

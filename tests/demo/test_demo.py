@@ -12,6 +12,7 @@ import click
 import numpy as np
 import pytest
 import torch
+from demo.screen import screen
 from PIL import Image
 from rich.console import Console
 
@@ -81,8 +82,18 @@ def test_table_shows_missing_contestants_as_such() -> None:
     assert isinstance(screen.file, io.StringIO)
     text = screen.file.getvalue()
     assert "2.0 s" in text and "12.2 ms" in text and "3 MiB" in text and "2x3" in text
-    assert text.count("not available: ImportError: no module [x]") == 3
-    assert contest.coverage_lines([item]) == []
+    assert text.count("not available") == 3
+    assert len(told := contest.unavailable_lines([item, job("second")])) == 3
+    assert told[0] == "Inductor is not available (first, second): ImportError: no module [x]"
+    assert contest.coverage_lines([item]) == [] and contest.speed_words([(item, {})]) == []
+    fast = {"eager": Timing((0.02, 0.02)), "tilewright": Timing((0.01, 0.01))}
+    assert contest.speed_words([(item, fast)]) == ["2.0x the speed of eager on first"]
+
+
+def test_ours_stands_behind_the_peers() -> None:
+    ours = contest.Job(job("first").workload, {"tilewright": Unavailable("why")})
+    peers = contest.Job(ours.workload, {"eager": Unavailable("x")})
+    assert list(contest.beside(peers, ours).contestants) == ["eager", "tilewright"]
 
 
 def test_reading_without_ours_falls_back_and_does_not_agree(
@@ -96,13 +107,25 @@ def test_reading_without_ours_falls_back_and_does_not_agree(
     assert (tmp_path / "out" / "annotated.png").exists()
 
 
-def test_plain_progress_prints_a_line_per_step() -> None:
-    screen = Console(file=io.StringIO(), width=80)
-    with main.progress(screen, 2) as say:
-        say("one")
-        say("two")
-    assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue() == ".. one\n.. two\n"
+def test_without_a_terminal_each_step_is_a_line() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with screen(console, 2) as shown:
+        shown.say("one")
+        shown.show("a table that will be printed again")
+        shown.say("two")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == ".. one\n.. two\n"
+
+
+def test_on_a_terminal_the_table_stands_above_the_bar() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with screen(console, 2) as shown:
+        shown.say("one")
+        shown.show("the table")
+        console.print("a result")
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "a result" in told and told.rindex("the table") < told.rindex("one")
 
 
 have_weights = not any(weights.missing(package) for package in weights.PACKAGES)
@@ -133,13 +156,31 @@ def test_search_compares_ours_with_eager(shift: float, agrees: bool) -> None:
 
     workload = Workload("sentences", embedder, tokenise(["a"]))
     ours = contest.Job(workload, {"tilewright": Prepared("tilewright", call, 0.0, 0.0, None, "")})
-    verdict = main.judge_search(ours, tokenise, 1)
+    assert main.judge_search(ours, tokenise, 1).agrees
+    verdict = main.compare_search(ours, tokenise, 1)
     assert verdict.agrees is agrees
     assert verdict.lines[-1].startswith("embeddings agree" if agrees else "embeddings DIFFER")
     none = contest.Job(workload, {"tilewright": Unavailable("no compiler")})
-    assert (
-        main.judge_search(none, tokenise, 1).lines[-1] == "Tilewright could not run: sentences: no compiler"
-    )
+    told = main.judge_search(none, tokenise, 1)
+    assert told.lines[-1] == "Tilewright could not run: sentences: no compiler" and not told.agrees
+    assert main.compare_search(none, tokenise, 1) == main.Verdict((), True)
+
+
+@pytest.mark.parametrize(("other", "agrees"), [("hello", True), ("hallo", False)])
+def test_readings_are_compared(
+    other: str, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(name: str, *rest: object) -> tuple[ocr.Line, ...]:
+        return (ocr.Line("hello" if name == "tilewright" else other, 1.0, np.zeros((4, 2))),)
+
+    monkeypatch.setattr(main, "read_with", read)
+    Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
+    prepared = Prepared("x", lambda *inputs: inputs, 0.5, 1.5, None, "")
+    both = contest.Job(job("first").workload, {"tilewright": prepared, "onnxruntime": prepared})
+    verdict = main.compare_reading([both], tmp_path / "p.png", tmp_path, 1)
+    assert verdict.agrees is agrees and verdict.lines[0].endswith("strings as onnxruntime") is agrees
+    alone = contest.Job(both.workload, {"tilewright": prepared})
+    assert main.compare_reading([alone], tmp_path / "p.png", tmp_path, 1).agrees
 
 
 def test_an_error_while_judging_is_a_verdict() -> None:

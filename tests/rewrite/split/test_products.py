@@ -61,6 +61,29 @@ def test_two_kernels_mean_the_same(name: str, count: int) -> None:
     assert solver.solve(found.merge, layouts).kernel is found.merge
 
 
+def test_channels_and_taps_are_cut_together() -> None:
+    """A sum over 3 x 3 places of 1024 channels in 72 parts: eight times nine (OpenPPL's 2SPK has 8 or 72)."""
+    run = lambda x, w: F.conv2d(x, w, None, 1, 1)  # noqa: E731
+    graph = capture(run, (halves(1, 1024, 3, 3), halves(4, 1024, 3, 3)))
+    found = split_product(one_kernel(graph), graph.layouts, 72, graph.fresh_id())
+    assert found is not None
+    partial = found.parts.ops[-1].expr
+    assert partial is not None and [str(a.extent) for a in partial.reduce] == ["128"]
+    assert [str(n) for n in found.between.shape[:1]] == ["72"]
+
+
+@pytest.mark.parametrize("count", [3, 9, 36])
+def test_parts_of_taps_mean_the_same(count: int) -> None:
+    run, given = PROGRAMS["convolution"]
+    graph = capture(run, given)
+    found = split_product(one_kernel(graph), graph.layouts, count, graph.fresh_id())
+    assert found is not None
+    inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
+    parted = graph.with_ops(list(dict.fromkeys((*found.parts.ops, *found.merge.ops))))
+    (made,), (wanted,) = (run_graph(g, inputs, algebra=EXACT) for g in (parted, graph))
+    assert equal(made, wanted)  # type: ignore[arg-type]
+
+
 def test_a_part_lies_as_the_result_does() -> None:
     run, given = PROGRAMS["convolution"]
     graph = capture(run, given)

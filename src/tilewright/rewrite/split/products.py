@@ -8,9 +8,11 @@ part, each as the result lies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import gcd, prod
 from typing import NamedTuple
 
-from tilewright.ir.expr import axis, substitute
+from tilewright.ir.expr import Axis, axis, substitute
 from tilewright.ir.graph import Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
@@ -32,12 +34,12 @@ def split_product(
     kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int
 ) -> SplitProduct | None:
     """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
-    another number of sums, or no axis of them has so many even parts."""
+    another number of sums, or these have no so many even parts."""
     op = _only_sum(kernel)
-    cut = None if op is None or count < 2 else _cut(op, count)
-    if op is None or cut is None:
+    cuts = [] if op is None or count < 2 else _cuts(op, count)
+    if op is None or not cuts:
         return None
-    partial, merge = _part_and_merge(op, cut, fresh)
+    partial, merge = _part_and_merge(op, cuts, fresh)
     (between,) = partial.outputs
     first = Kernel((*_needed(kernel.ops, op.inputs), partial), (between,), kernel.reason)
     others = [merge if other is op else other for other in kernel.ops]
@@ -49,7 +51,7 @@ def even_part_counts(kernel: Kernel, most: int) -> list[int]:
     """Numbers of even parts, powers of two up to `most`, that the sum of a kernel has."""
     op = _only_sum(kernel)
     counts = [1 << n for n in range(1, most.bit_length())]
-    return [] if op is None else [n for n in counts if _cut(op, n) is not None]
+    return [] if op is None else [n for n in counts if _cuts(op, n)]
 
 
 def _only_sum(kernel: Kernel) -> Op | None:
@@ -58,29 +60,38 @@ def _only_sum(kernel: Kernel) -> Op | None:
     return found[0] if len(found) == 1 else None
 
 
-def _cut(op: Op, count: int) -> Cut | None:
-    """The longest axis that has `count` even parts of more than one element."""
+def _cuts(op: Op, count: int) -> list[Cut]:
+    """How `count` even parts of more than one element cut the axes of a sum, the longest as often as it goes: channels,
+    then the taps of a window. Nothing where there are none."""
     expr = op.expr
     if expr is None or expr.reduction is None or expr.reduction.combiner != "add" or expr.scan is not None:
-        return None
-    if len(expr.body) != 1:
-        return None
+        return []
     extents = {a: dims.static(a.extent) or 0 for a in expr.reduce}
-    whole = max(extents, key=lambda a: extents[a], default=None)
-    if whole is None or extents[whole] % count or extents[whole] < 2 * count:
-        return None
-    return Cut.into(whole, count)
+    if len(expr.body) != 1 or prod(extents.values()) < 2 * count:
+        return []
+    shares: dict[Axis, int] = {}
+    left = count
+    for a in sorted(extents, key=lambda a: -extents[a]):
+        share = gcd(extents[a], left)
+        left //= share
+        if share > 1:
+            shares[a] = share
+    if left > 1:
+        return []
+    if len(shares) == 1:
+        return [Cut.into(*pair) for pair in shares.items()]
+    return [Cut.of_length(a, extents[a] // share, n) for n, (a, share) in enumerate(shares.items())]
 
 
-def _part_and_merge(op: Op, cut: Cut, fresh: int) -> tuple[Op, Op]:
+def _part_and_merge(op: Op, cuts: Sequence[Cut], fresh: int) -> tuple[Op, Op]:
     """The op that sums parts into the value number `fresh`, and the one that merges them."""
     expr = op.expr
-    assert (
-        expr is not None and expr.reduction is not None and cut.part is not None and cut.element is not None
-    )
-    elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
-    parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
-    body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]
+    assert expr is not None and expr.reduction is not None
+    found, cuts = Parts.of(expr.axes, cuts)
+    of_axis = {c.whole: (c.element,) if c.element is not None else () for c in cuts}
+    elements = tuple(e for a in expr.reduce for e in of_axis.get(a, (a,)))
+    parts = replace(found, elements=elements, last=False)
+    body = [substitute(b, {axis(c.whole): c.place for c in cuts}) for b in expr.body]
     partial, merge = split_reduction(body, parts, law_of(expr.reduction))
     values = parts.values(fresh, partial.dtypes)
     first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
