@@ -50,17 +50,22 @@ MAX_LOSS = 1.2
 
 @contextlib.contextmanager
 def replaced(name: str, field: str, value: object) -> Generator[None]:
-    """Inside, every module of the package reads `value` for a field of the record `name`."""
+    """Inside, every module of the package reads `value` for a field of the record `name`; also one that is imported
+    there, which would keep it behind."""
     old = getattr(thresholds, name)
     new = dataclasses.replace(old, **{field: value})
-    modules = [m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old]
-    for module in modules:
-        setattr(module, name, new)
+    _put(name, old, new)
     try:
         yield
     finally:
-        for module in modules:
-            setattr(module, name, old)
+        _put(name, new, old)
+
+
+def _put(name: str, old: object, new: object) -> None:
+    """Put another record where modules of the package have `old`."""
+    for module, holder in list(sys.modules.items()):
+        if module.startswith(PACKAGE) and vars(holder).get(name) is old:
+            setattr(holder, name, new)
 
 
 # --- programs ------------------------------------------------------------------------------------

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.thresholds import Figures, Measured, facts
+import sys
+from types import ModuleType
+
+import pytest
+from benchmarks.thresholds import Figures, Measured, facts, replaced
+
+from tilewright.tuning import thresholds
 
 ROUNDS = ({"4": 2.0, "8": 1.0}, {"4": 1.1, "8": 1.5})
 
@@ -22,3 +28,15 @@ def test_a_file_has_all_rounds_and_the_load() -> None:
     some = told["sweeps"]["some"]  # type: ignore[index, call-overload]
     assert some["loss"] == 1.1 and some["loss_of_rounds"] == [2.0, 1.0]  # type: ignore[index, call-overload]
     assert some["programs"]["one"]["rounds"] == ROUNDS  # type: ignore[index, call-overload]
+
+
+def test_a_module_imported_inside_reads_the_table_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are imported by the first compilation, which a sweep does with a value of its own."""
+    late = ModuleType("tilewright.imported_late")
+    with replaced("CPU_VECTORS", "task_elements", 512):
+        vars(late)["CPU_VECTORS"] = thresholds.CPU_VECTORS
+        monkeypatch.setitem(sys.modules, late.__name__, late)
+        assert vars(late)["CPU_VECTORS"].task_elements == 512
+    assert vars(late)["CPU_VECTORS"] is thresholds.CPU_VECTORS
+    with replaced("CPU_VECTORS", "task_elements", 1024):
+        assert vars(late)["CPU_VECTORS"].task_elements == 1024
