@@ -1,9 +1,12 @@
 """`python -m benchmarks.thresholds`: what the numbers of `tuning/` are worth on this CPU, in seconds.
 
 A sweep compiles one program with several values of one threshold, and times them in turn; of each, the fastest sample
-counts, since other processes can only add. Its `loss` is how many times as long the value in the table takes as the
-best one; `texts` says how many different kernels the values led to (1: the kernels of this program do not depend on the
-number, and what differs is noise or lies in calls). A rate is measured by itself.
+counts, since other processes can only add. All is timed in several rounds, one after the other, and each value has the
+seconds of its best round. The `loss` is how many times as long the value in the table takes as the best one;
+`loss_of_rounds` is the same in each round alone: by how much these differ is noise. `texts` says how many different
+kernels the values led to (1: the kernels of this program do not depend on the number, and what differs is noise or lies
+in calls). A rate is measured by itself, in each round. `load` says how many processes wanted a core, this one included:
+before the first round and after each.
 """
 
 # Dynamo keeps what it compiled; its reset has no public name.
@@ -13,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,7 @@ from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.tuning import thresholds
 
 PACKAGE = "tilewright"
-ROUNDS = (60, 400)
+SAMPLES = (60, 400)
 """Many short samples and no pause between them, since the fastest one counts."""
 MAX_LOSS = 1.2
 """A value that takes longer than this many times the best one is marked."""
@@ -46,17 +50,22 @@ MAX_LOSS = 1.2
 
 @contextlib.contextmanager
 def replaced(name: str, field: str, value: object) -> Generator[None]:
-    """Inside, every module of the package reads `value` for a field of the record `name`."""
+    """Inside, every module of the package reads `value` for a field of the record `name`; also one that is imported
+    there, which would keep it behind."""
     old = getattr(thresholds, name)
     new = dataclasses.replace(old, **{field: value})
-    modules = [m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) and vars(m).get(name) is old]
-    for module in modules:
-        setattr(module, name, new)
+    _put(name, old, new)
     try:
         yield
     finally:
-        for module in modules:
-            setattr(module, name, old)
+        _put(name, new, old)
+
+
+def _put(name: str, old: object, new: object) -> None:
+    """Put another record where modules of the package have `old`."""
+    for module, holder in list(sys.modules.items()):
+        if module.startswith(PACKAGE) and vars(holder).get(name) is old:
+            setattr(holder, name, new)
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -203,11 +212,16 @@ SWEEPS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one program with each value, and how many different kernels there were."""
+    """Seconds of one program with each value in each round, and how many different kernels there were."""
 
     usual: str
-    seconds: dict[str, float]
+    rounds: tuple[dict[str, float], ...]
     texts: int
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds with each value in its best round."""
+        return {value: min(of[value] for of in self.rounds) for value in self.rounds[0]}
 
     @property
     def best(self) -> str:
@@ -219,14 +233,34 @@ class Measured:
         """How many times as long the value in the table takes as the best one."""
         return round(self.seconds[self.usual] / self.seconds[self.best], 3)
 
+    def of_round(self, k: int) -> Measured:
+        """What round number k says alone."""
+        return replace(self, rounds=(self.rounds[k],))
+
     def facts(self) -> Facts:
         """For a file."""
-        return {"seconds": self.seconds, "texts": self.texts, "loss": self.loss}
+        return {"rounds": self.rounds, "texts": self.texts, "loss": self.loss}
 
 
-def swept(sweep: Sweep, seconds: float) -> dict[str, Measured]:
-    """Seconds of each program with each value."""
-    found: dict[str, Measured] = {}
+@dataclass(frozen=True)
+class Contest:
+    """One program, compiled with each value of a field."""
+
+    usual: str
+    runs: Mapping[str, Run]
+    texts: int
+    threads: int
+
+    def timed(self, seconds: float) -> dict[str, float]:
+        """Seconds with each value, in one round."""
+        with measure.settings(self.threads):
+            timings = measure.measure(self.runs, seconds=seconds, rounds=SAMPLES, pause=0.0)
+        return {value: timing.minimum for value, timing in timings.items()}
+
+
+def contests(sweep: Sweep) -> dict[str, Contest]:
+    """The programs of a sweep, ready to be timed."""
+    found: dict[str, Contest] = {}
     values = (sweep.usual, *(v for v in sweep.values if v != sweep.usual))
     for name in sweep.programs:
         program = PROGRAMS[name]()
@@ -237,10 +271,7 @@ def swept(sweep: Sweep, seconds: float) -> dict[str, Measured]:
                 run, text = program.compiled()
             runs[str(value)] = _under(sweep, value, run)
             texts.add(text)
-        with measure.settings(sweep.threads):
-            timings = measure.measure(runs, seconds=seconds, rounds=ROUNDS, pause=0.0)
-        spent = {value: timing.minimum for value, timing in timings.items()}
-        found[name] = Measured(str(sweep.usual), spent, len(texts))
+        found[name] = Contest(str(sweep.usual), runs, len(texts), sweep.threads)
     return found
 
 
@@ -259,23 +290,11 @@ def _under(sweep: Sweep, value: object, run: Run) -> Run:
 # --- rates ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rate:
-    """What is in the table, and what was measured."""
-
-    value: float
-    measured: float
-
-    def facts(self) -> Facts:
-        """For a file."""
-        return {"value": self.value, "measured": self.measured}
-
-
 def _seconds(run: Run, seconds: float) -> float:
-    return measure.measure({"": run}, seconds=seconds, rounds=ROUNDS, pause=0.0)[""].minimum
+    return measure.measure({"": run}, seconds=seconds, rounds=SAMPLES, pause=0.0)[""].minimum
 
 
-def vector_rate(seconds: float) -> Rate:
+def vector_rate(seconds: float) -> float:
     """Vector instructions per second of one core: 96 in a row on each vector of what its nearest cache holds."""
     lanes = host_target().vector_bytes // 4
     elements, ops = 1 << 12, 96
@@ -283,39 +302,77 @@ def vector_rate(seconds: float) -> Rate:
     base, _ = Program(lambda x: x + 1.0, _randn((elements,))).compiled()
     with measure.settings(1):
         spent = _seconds(run, seconds) - _seconds(base, seconds)
-    return Rate(thresholds.CPU_COST.instructions_per_second, (ops - 1) * elements / lanes / spent)
+    return (ops - 1) * elements / lanes / spent
 
 
-def python_powers(seconds: float) -> Rate:
+def python_powers(seconds: float) -> float:
     """Elements up to which Python's own pow is faster than rounds over arrays."""
     prime, crossing = modular.PRIMES[0], 0
-    for elements in (1 << k for k in range(4, 15)):
+    for elements in (1 << k for k in range(4, 13)):
         base = np.random.default_rng(1).integers(2, prime, elements, np.uint64)
         ways: list[float] = []
         for limit in (1 << 40, 0):
             with replaced("INTERPRETER", "max_python_power_elements", limit):
                 ways.append(_seconds(partial(modular.inverse, base, 0), seconds / 8))
         crossing = elements if ways[0] <= ways[1] else crossing
-    return Rate(thresholds.INTERPRETER.max_python_power_elements, crossing)
+    return crossing
 
 
-RATES: dict[str, Callable[[float], Rate]] = {
-    "cpu_cost.instructions_per_second": vector_rate,
-    "interpreter.max_python_power_elements": python_powers,
-}
+@dataclass(frozen=True)
+class Rate:
+    """What is in the table, and how it is measured."""
+
+    value: float
+    measure: Callable[[float], float]
+
+
+RATES = {
+    "cpu_cost.instructions_per_second": Rate(thresholds.CPU_COST.instructions_per_second, vector_rate),
+    "interpreter.max_python_power_elements": Rate(thresholds.INTERPRETER.max_python_power_elements, python_powers),
+}  # fmt: skip
 
 
 # --- the command ---------------------------------------------------------------------------------
 
 
-def table(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Table:
+@dataclass
+class Figures:
+    """What has been measured so far: a number a round of each rate, the programs of each sweep, and the load."""
+
+    rates: dict[str, list[float]]
+    sweeps: dict[str, dict[str, Measured]]
+    load: list[float]
+
+
+def figures(asked: Callable[[str], bool], seconds: float, rounds: int) -> Figures:
+    """Measure in rounds what is asked for."""
+    found = Figures({key: [] for key in RATES if asked(key)}, {}, [processes_waiting()])
+    ready: dict[str, dict[str, Contest]] = {}
+    for sweep in SWEEPS:
+        if asked(sweep.key):
+            ready[sweep.key] = contests(sweep)
+            click.echo(f"{sweep.key}: compiled", err=True)
+    spent: list[dict[tuple[str, str], dict[str, float]]] = []
+    for _ in range(rounds):
+        for key, measured in found.rates.items():
+            measured.append(RATES[key].measure(seconds))
+        spent.append({(k, n): c.timed(seconds) for k, programs in ready.items() for n, c in programs.items()})
+        found.load.append(processes_waiting())
+    for key, programs in ready.items():
+        found.sweeps[key] = {
+            n: Measured(c.usual, tuple(of[key, n] for of in spent), c.texts) for n, c in programs.items()
+        }
+    return found
+
+
+def table(found: Figures) -> Table:
     """One row a program: what is in the table, the best value, and how much that would save."""
     rows = Table()
     for column in ("threshold", "program", "value", "best", "loss", "texts"):
         rows.add_column(column, justify="left" if column in ("threshold", "program") else "right")
-    for key, rate in rates.items():
-        rows.add_row(key, "", f"{rate.value:g}", f"{rate.measured:g}", "", "")
-    for key, programs in sweeps.items():
+    for key, measured in found.rates.items():
+        rows.add_row(key, "", f"{RATES[key].value:g}", ", ".join(f"{m:g}" for m in measured), "", "")
+    for key, programs in found.sweeps.items():
         for name, made in programs.items():
             loss = f"{made.loss:.2f}" + ("*" if made.loss > MAX_LOSS else "")
             rows.add_row(key, name, made.usual, made.best, loss, str(made.texts))
@@ -328,35 +385,44 @@ def lost(programs: Mapping[str, Measured]) -> float:
     return max(made.loss for made in deciding or programs.values())
 
 
-def facts(rates: Mapping[str, Rate], sweeps: Mapping[str, Mapping[str, Measured]]) -> Facts:
+def facts(found: Figures) -> Facts:
     """The same for a file."""
     told: Facts = {}
-    for key, programs in sweeps.items():
+    for key, programs in found.sweeps.items():
         usual = next(iter(programs.values())).usual
-        loss = lost(programs)
-        told[key] = {"value": usual, "loss": loss, "programs": {n: m.facts() for n, m in programs.items()}}
-    return {"rates": {key: rate.facts() for key, rate in rates.items()}, "sweeps": told}
+        rounds = range(len(next(iter(programs.values())).rounds))
+        told[key] = {
+            "value": usual,
+            "loss": lost(programs),
+            "loss_of_rounds": [lost({n: m.of_round(k) for n, m in programs.items()}) for k in rounds],
+            "programs": {name: made.facts() for name, made in programs.items()},
+        }
+    rates: Facts = {k: {"value": RATES[k].value, "measured": measured} for k, measured in found.rates.items()}
+    return {"load": found.load, "rates": rates, "sweeps": told}
+
+
+def processes_waiting() -> float:
+    """How many processes ran or wanted to, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 @click.command(help=__doc__)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="write all figures")
 @click.option("--only", multiple=True, help="thresholds whose names contain this")
-@click.option("--seconds", default=0.25, show_default=True, help="timing per value and program")
-def main(path: Path | None, only: tuple[str, ...], seconds: float) -> None:
+@click.option("--seconds", default=0.25, show_default=True, help="timing per value, program and round")
+@click.option("--rounds", default=2, show_default=True, type=click.IntRange(1), help="how often all is timed")
+def main(path: Path | None, only: tuple[str, ...], seconds: float, rounds: int) -> None:
     """Measure and print one table."""
     warnings.filterwarnings("ignore")
+    provenance = record.provenance(2)
 
     def asked(key: str) -> bool:
         return not only or any(part in key for part in only)
 
-    rates = {key: rate(seconds) for key, rate in RATES.items() if asked(key)}
-    sweeps: dict[str, dict[str, Measured]] = {}
-    for sweep in filter(lambda sweep: asked(sweep.key), SWEEPS):
-        sweeps[sweep.key] = swept(sweep, seconds)
-        click.echo(f"{sweep.key}: {lost(sweeps[sweep.key])}", err=True)
-    (Console() if Console().is_terminal else Console(width=140)).print(table(rates, sweeps))
+    found = figures(asked, seconds, rounds)
+    (Console() if Console().is_terminal else Console(width=140)).print(table(found))
     if path is not None:
-        record.write_json(path, record.provenance(2) | facts(rates, sweeps))
+        record.write_json(path, provenance | facts(found))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from benchmarks import gpu_clock, record
 from tilewright.errors import IllegalSchedule, TilewrightError
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.schedule import solver, table
-from tilewright.schedule.table import Entry, Tuning
+from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
 
 MEBIBYTES = 128
@@ -226,7 +226,7 @@ def _warps(elements: int) -> list[int]:
     return [w for w in (1, 2, 4, 8, 16, 32) if fewest <= elements // (32 * w) <= most]
 
 
-def candidates(case: Case) -> list[Entry]:
+def candidates(case: Case) -> list[FastestBlock]:
     """What is tried for a case."""
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
     if case.multiplies:
@@ -239,7 +239,7 @@ def candidates(case: Case) -> list[Entry]:
             stages,
             (False, True) if half else (False,),
         )
-        return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
+        return [FastestBlock(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:
         case "flat":
@@ -255,13 +255,13 @@ def candidates(case: Case) -> list[Entry]:
                 (a * b, a, s) for a in powers(6, 10) for b in powers(3, 5) for s in (1, 3) if a * b <= 1 << 14
             ]
     return [
-        Entry(case.kind, case.bytes, case.length, e, lane, w, stages, odd=case.odd)
+        FastestBlock(case.kind, case.bytes, case.length, e, lane, w, stages, odd=case.odd)
         for e, lane, stages in found
         for w in _warps(e)
     ]
 
 
-def compiled(case: Case, entry: Entry, inputs: tuple[Tensor, ...]) -> Callable[..., object]:
+def compiled(case: Case, entry: FastestBlock, inputs: tuple[Tensor, ...]) -> Callable[..., object]:
     """The case as a callable under one entry; it has run once. Raises IllegalSchedule if products cannot have it."""
     solver.table = lambda target: Tuning((entry,))
     scope: dict[str, Callable[..., Tensor]] = {"run": case.run}
@@ -300,7 +300,7 @@ def measure(case: Case, shard: int, lock: Path) -> dict[str, object]:
     return {"seconds": seconds, "refused": refused}
 
 
-def relative(cases: Sequence[Mapping[Entry, float]]) -> dict[Entry, float]:
+def relative(cases: Sequence[Mapping[FastestBlock, float]]) -> dict[FastestBlock, float]:
     """Of each entry that serves all cases: its time over the best one of the case, as the geometric mean."""
     shared = set.intersection(*(set(seconds) for seconds in cases))
     best = [min(seconds[e] for e in shared) for seconds in cases]
@@ -308,7 +308,7 @@ def relative(cases: Sequence[Mapping[Entry, float]]) -> dict[Entry, float]:
     return {e: math.exp(statistics.fmean(map(math.log, ratios))) for e, ratios in times.items()}
 
 
-def chosen(seconds: Mapping[Entry, float]) -> Entry:
+def chosen(seconds: Mapping[FastestBlock, float]) -> FastestBlock:
     """Of the entries that are as good as the best one, that whose threads have the most usual amount of work; of nearly
     as good ones for long rows the one with most threads, as there may be few rows."""
     least = min(seconds.values())
@@ -350,12 +350,14 @@ def main() -> None:
             list(pool.map(lambda shard: subprocess.run([*command, *shard, folder], check=False), shards))
         found = {n: [json.loads(p.read_text()) for p in Path(folder).glob(f"{n}-*.json")] for n in names}
     results = {name: joined(parts) for name, parts in found.items() if parts}
-    groups: dict[str, list[dict[Entry, float]]] = {}
+    groups: dict[str, list[dict[FastestBlock, float]]] = {}
     for name, facts in results.items():
         order = list(facts["seconds"].items())
         print(name, *(f"{1e6 * s:.1f} us {list(json.loads(n).values())[3:]}" for n, s in order[:4]), sep="  ")
         if order:
-            groups.setdefault(CASES[name].group, []).append({Entry(**json.loads(n)): s for n, s in order})
+            groups.setdefault(CASES[name].group, []).append(
+                {FastestBlock(**json.loads(n)): s for n, s in order}
+            )
     best = [chosen(relative(cases)) for cases in groups.values()]
     target = gpu_target(0)
     given.table.write_text(table.table(target.name).merged(best).text())

@@ -18,7 +18,7 @@ from benchmarks.bisect.models import make
 from benchmarks.bisect.planting import Bug, planted
 from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
-from tilewright.bisection.states import Lowering
+from tilewright.bisection.states import CompiledStates
 from tilewright.cli import training
 
 ATTEMPTS = 12
@@ -55,7 +55,7 @@ def find(bug: Bug) -> Found | None:
                 return None
             if found is not None:
                 bisection, finding = found
-                lowerings: list[Lowering] = bisection.lowerings
+                lowerings: list[CompiledStates] = bisection.lowerings
                 return Found(
                     bug, state.is_it(finding.culprit, lowerings), str(finding.culprit), finding.runs,
                     len(finding.candidates), finding.most_runs,

@@ -16,7 +16,7 @@ from unittest import mock
 from torch import Tensor
 
 from tilewright.bisection import Candidate
-from tilewright.bisection.states import Lowering
+from tilewright.bisection.states import CompiledStates
 from tilewright.emit.source import Source
 from tilewright.ir.expr import call, const
 from tilewright.ir.graph import Graph, LibraryCall, Op
@@ -55,7 +55,7 @@ class Planted:
     """A defect while it is there: whether its place was `met`, and whether a culprit `is_it`."""
 
     met: bool = False
-    is_it: Callable[[Candidate, Sequence[Lowering]], bool] = lambda culprit, lowerings: False
+    is_it: Callable[[Candidate, Sequence[CompiledStates]], bool] = lambda culprit, lowerings: False
 
 
 Changes = dict[str, tuple[tuple[str, str], ...]]
@@ -142,7 +142,7 @@ def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         sources = emit(*args, **kwargs)
         return tuple(_wrong_text(s, bug, attempt, state) for s in sources) if inside[0] else sources
 
-    def is_it(culprit: Candidate, lowerings: Sequence[Lowering]) -> bool:
+    def is_it(culprit: Candidate, lowerings: Sequence[CompiledStates]) -> bool:
         lowering = lowerings[bug.graph]
         steps = [step for segment in lowering.plan.segments for step in segment.steps]
         launches = [x for step in steps if isinstance(step, Launches) for x in step.launches]

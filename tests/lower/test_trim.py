@@ -18,12 +18,12 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.table import Entry, Tuning
+from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import PRESETS
 
 SIZES = [(330, 330), (64, 64), (17, 17), (400, 290), (290, 400)]
 """Queries and keys."""
-SQUARE = Tuning(tuple(Entry(kind, 2, 64, 64, 64, 4, 3) for kind in ("products", "scores")))
+SQUARE = Tuning(tuple(FastestBlock(kind, 2, 64, 64, 64, 4, 3) for kind in ("products", "scores")))
 """Blocks of 64 queries and 64 keys."""
 
 

@@ -15,11 +15,11 @@ from tilewright.errors import InputError
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.table import FOLDER, Entry, Tuning, parse_table
+from tilewright.schedule.table import FOLDER, FastestBlock, Tuning, parse_table
 from tilewright.target import PRESETS
 from tilewright.tuning.load import FILES
 
-ROWS = Entry("rows", 4, 1024, 4096, 0, 2)
+ROWS = FastestBlock("rows", 4, 1024, 4096, 0, 2)
 
 
 def test_tables_of_the_package_are_sorted_and_complete() -> None:
@@ -31,12 +31,12 @@ def test_tables_of_the_package_are_sorted_and_complete() -> None:
 
 
 def test_text_and_back() -> None:
-    made = Tuning().merged([ROWS, Entry("flat", 2, 4096, 2048)])
+    made = Tuning().merged([ROWS, FastestBlock("flat", 2, 4096, 2048)])
     assert parse_table(made.text(), "x") == made
 
 
 def test_a_new_entry_replaces_the_old_one() -> None:
-    made = Tuning((ROWS,)).merged([Entry("rows", 4, 1024, 8192)])
+    made = Tuning((ROWS,)).merged([FastestBlock("rows", 4, 1024, 8192)])
     assert [e.elements for e in made.entries] == [8192]
 
 
@@ -66,11 +66,11 @@ UNMEASURED = frozenset({"columns", "row_totals", "rows", "square", "stream_total
 def test_every_entry_was_measured_and_is_among_the_fastest() -> None:
     results = Path(__file__).parents[2] / "benchmarks/results/h200"
     files = [json.loads(p.read_text())["cases"] for p in sorted(results.glob("tune*.json"))]
-    groups: dict[str, list[dict[Entry, float]]] = {}
+    groups: dict[str, list[dict[FastestBlock, float]]] = {}
     for name, facts in (item for cases in files for item in cases.items()):
-        timed = {Entry(**json.loads(e)): s for e, s in facts["seconds"].items()}
+        timed = {FastestBlock(**json.loads(e)): s for e, s in facts["seconds"].items()}
         groups.setdefault("-".join(name.split("-")[: 4 if "-odd" in name else 3]), []).append(timed)
-    missing: list[Entry] = []
+    missing: list[FastestBlock] = []
     for entry in parse_table((FOLDER / "sm_90.json").read_text(), "sm_90").entries:
         group = f"{entry.kind}-{entry.bytes}-{entry.length}{'-odd' if entry.odd else ''}"
         if group not in groups:

@@ -23,25 +23,25 @@ Spans = Mapping[Axis, tuple[Expr, Expr]]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ClassRange:
     """low <= class < high; None where it has no end."""
 
     low: Expr | None = None
     high: Expr | None = None
 
-    def meet(self, other: Interval) -> Interval:
+    def meet(self, other: ClassRange) -> ClassRange:
         """What both have."""
-        return Interval(
+        return ClassRange(
             _either(self.low, other.low, dims.maximum), _either(self.high, other.high, dims.minimum)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownRanges:
     """Intervals in which a condition holds for every lane, and such in which it fails for every lane."""
 
-    holds: tuple[Interval, ...] = ()
-    fails: tuple[Interval, ...] = ()
+    holds: tuple[ClassRange, ...] = ()
+    fails: tuple[ClassRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Steps:
         """The end of the loop if `number` is positive, else its start."""
         return _chosen(number, self.up(self.stop), self.start)
 
-    def unless(self, numbers: Sequence[Expr], interval: Interval) -> Interval:
+    def unless(self, numbers: Sequence[Expr], interval: ClassRange) -> ClassRange:
         """The interval, empty if one of the `numbers` is negative."""
         for n in numbers:
             ok = dims.add(n, dims.ONE)
             low = None if interval.low is None else _chosen(ok, interval.low, self.up(self.stop))
             high = None if interval.high is None else _chosen(ok, interval.high, self.start)
-            interval = Interval(low, high)
+            interval = ClassRange(low, high)
         return interval
 
     def _rounded(self, length: Expr) -> Expr:
@@ -134,24 +134,24 @@ def unless(numbers: Sequence[Expr], holds: Expr, fails: Expr) -> Expr:
     return holds
 
 
-def known(condition: Expr, steps: Steps, spans: Spans, ends: Ends | None = None) -> Known:
+def known(condition: Expr, steps: Steps, spans: Spans, ends: Ends | None = None) -> KnownRanges:
     """Where `condition` is known, in whole tiles of a loop; that which numbers from memory say only with `ends`."""
     if condition.op == "implied":
-        return Known((Interval(),), known(condition.args[0], steps, spans, ends).fails)
+        return KnownRanges((ClassRange(),), known(condition.args[0], steps, spans, ends).fails)
     if condition.dtype is bool_ and condition.op == "not":
         inner = known(condition.args[0], steps, spans, ends)
-        return Known(inner.fails, inner.holds)
+        return KnownRanges(inner.fails, inner.holds)
     if condition.dtype is bool_ and condition.op in ("and", "or"):
         parts = [known(x, steps, spans, ends) for x in condition.args]
         all_hold = _common([p.holds for p in parts]), _joined([p.fails for p in parts])
         one_holds = _joined([p.holds for p in parts]), _common([p.fails for p in parts])
-        return Known(*(all_hold if condition.op == "and" else one_holds))
+        return KnownRanges(*(all_hold if condition.op == "and" else one_holds))
     slack = slack_of(condition, ends is not None)
     if slack is None:
-        return Known()
+        return KnownRanges()
     rises = dims.static(dims.coefficient(slack, axis(steps.axis)) or dims.ZERO)
     if rises not in (1, -1, 0):
-        return Known()
+        return KnownRanges()
     rest = dims.sub(slack, dims.mul(axis(steps.axis), dims.integer(rises)))
     low, high = (
         rest if ends is None else ends.put_in(rest, spans, side, steps.axis) for side in (True, False)
@@ -160,15 +160,15 @@ def known(condition: Expr, steps: Steps, spans: Spans, ends: Ends | None = None)
     most = None if high is None else extreme(high, spans, low=False)
     if rises == 0:
         # All of the loop or nothing of it, which only a run knows.
-        holds = None if least is None else Interval(high=steps.all_if(dims.add(least, dims.ONE)))
-        fails = None if most is None else Interval(high=steps.all_if(_negative(most)))
+        holds = None if least is None else ClassRange(high=steps.all_if(dims.add(least, dims.ONE)))
+        fails = None if most is None else ClassRange(high=steps.all_if(_negative(most)))
     elif rises == 1:
-        holds = None if least is None else Interval(low=steps.up(_negative(least)))
-        fails = None if most is None else Interval(high=steps.down(_negative(most)))
+        holds = None if least is None else ClassRange(low=steps.up(_negative(least)))
+        fails = None if most is None else ClassRange(high=steps.down(_negative(most)))
     else:
-        holds = None if least is None else Interval(high=steps.down(dims.add(least, dims.ONE)))
-        fails = None if most is None else Interval(low=steps.up(dims.add(most, dims.ONE)))
-    return Known(() if holds is None else (holds,), () if fails is None else (fails,))
+        holds = None if least is None else ClassRange(high=steps.down(dims.add(least, dims.ONE)))
+        fails = None if most is None else ClassRange(low=steps.up(dims.add(most, dims.ONE)))
+    return KnownRanges(() if holds is None else (holds,), () if fails is None else (fails,))
 
 
 def extreme(e: Expr, spans: Spans, low: bool) -> Expr | None:
@@ -252,23 +252,23 @@ def _either(a: Expr | None, b: Expr | None, pick: Callable[[Expr, Expr], Expr]) 
     return b if a is None else a if b is None else pick(a, b)
 
 
-def _common(parts: Sequence[tuple[Interval, ...]]) -> tuple[Interval, ...]:
-    found = [Interval()]
+def _common(parts: Sequence[tuple[ClassRange, ...]]) -> tuple[ClassRange, ...]:
+    found = [ClassRange()]
     for part in parts:
         found = [a.meet(b) for a in found for b in part]
     return tuple(found)
 
 
-def _joined(parts: Sequence[tuple[Interval, ...]]) -> tuple[Interval, ...]:
+def _joined(parts: Sequence[tuple[ClassRange, ...]]) -> tuple[ClassRange, ...]:
     """All of them; half-lines in one direction are one."""
     indices = [i for part in parts for i in part]
     below = [i.high for i in indices if i.low is None and i.high is not None]
     above = [i.low for i in indices if i.high is None and i.low is not None]
-    found = [i for i in indices if i.low is not None and i.high is not None or i == Interval()]
+    found = [i for i in indices if i.low is not None and i.high is not None or i == ClassRange()]
     if above:
-        found.insert(0, Interval(low=_folded(above, dims.minimum)))
+        found.insert(0, ClassRange(low=_folded(above, dims.minimum)))
     if below:
-        found.insert(0, Interval(high=_folded(below, dims.maximum)))
+        found.insert(0, ClassRange(high=_folded(below, dims.maximum)))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from tilewright.ir.expr import Axis, Expr, axes_of, axis, both, call, cast, walk
 from tilewright.ir.form import Item
 from tilewright.ir.sizes import dims
 
-from .condition_ranges import Ends, Interval, Known, Spans, Steps, known, unless, visible
+from .condition_ranges import ClassRange, Ends, KnownRanges, Spans, Steps, known, unless, visible
 from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
 
 _EXPONENTIALS = ("exp", "exp2")
@@ -150,7 +150,7 @@ def tiled_segments(
         for region in nearer.values():
             interior = None if interior is None else interior.meet(region)
         if mask is not None and interior is not None:
-            interior = interior.meet(Interval(high=steps.down(stop)))
+            interior = interior.meet(ClassRange(high=steps.down(stop)))
         if interior is None or (seen is None and mask is None):
             made.append(Segment(low, high, mask))
             continue
@@ -167,11 +167,11 @@ def tiled_segments(
     return [s for s in made if s.start is not s.stop]
 
 
-def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> dict[Expr, Interval]:
+def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> dict[Expr, ClassRange]:
     """Conditions in `roots` that hold up to one place less than `seen` does, and where: what has only a part of its
     elements at the last place is whole before."""
     slack = slack_of(seen)
-    found: dict[Expr, Interval] = {}
+    found: dict[Expr, ClassRange] = {}
     for x in conditions(roots) if slack is not None else ():
         own = slack_of(x)
         if own is not None and slack is not None and dims.sub(slack, own) is dims.ONE:
@@ -180,7 +180,7 @@ def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> di
     return found
 
 
-def _mask(steps: Steps, spans: Spans, hidden: Hidden, ends: Ends) -> tuple[Expr | None, Known]:
+def _mask(steps: Steps, spans: Spans, hidden: Hidden, ends: Ends) -> tuple[Expr | None, KnownRanges]:
     """What must hold of an element that is not `hidden` (as far as loops can end by it; None: nothing is known), and
     where it is known.
 
@@ -188,11 +188,11 @@ def _mask(steps: Steps, spans: Spans, hidden: Hidden, ends: Ends) -> tuple[Expr 
     regions = [known(x, steps, spans, ends) for x in hidden.shown]
     seen = _all(x for x, region in zip(hidden.shown, regions, strict=True) if region.holds or region.fails)
     if seen is None:
-        return None, Known((Interval(),))
+        return None, KnownRanges((ClassRange(),))
     region = known(seen, steps, spans, ends)
     if hidden.needed is None:
-        return seen, Known(region.holds)
-    return seen, Known(region.holds, tuple(steps.unless(hidden.needed, i) for i in region.fails))
+        return seen, KnownRanges(region.holds)
+    return seen, KnownRanges(region.holds, tuple(steps.unless(hidden.needed, i) for i in region.fails))
 
 
 def _hiding(roots: Sequence[Expr], trimmed: Sequence[Item]) -> list[Expr]:
@@ -248,10 +248,10 @@ def _read(e: Expr) -> list[Expr]:
     return [x for x in seen if x.op in ("read", "value")]
 
 
-def _parts(steps: Steps, region: Known) -> list[tuple[Expr, Expr, Interval | None]]:
+def _parts(steps: Steps, region: KnownRanges) -> list[tuple[Expr, Expr, ClassRange | None]]:
     """(start, stop, what is not masked there): the range without its ends and without one hole where nothing counts."""
     low, high = steps.start, steps.stop
-    hole: Interval | None = None
+    hole: ClassRange | None = None
     inside = region.holds
     for empty in region.fails:
         if empty.low is None and empty.high is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
+from tilewright.ir.selection import Run
 from tilewright.ir.sizes import dims
 
 _PLAIN = frozenset(
@@ -21,31 +21,27 @@ _PLAIN = frozenset(
 """What places are made of that no data decide."""
 
 
-class Run(NamedTuple):
-    """Along one block axis: elements that lie side by side, and of what the first of each such run is a multiple."""
-
-    length: int
-    multiple: int
-
-
 def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
     """Elements that one access may take of blocks of `tile` values of each axis, as many as lie side by side, begin at
     a multiple of so many, and are a power of two; sizes that are not known may be multiples of any."""
     if not _is_plain(offset):
         return 1
     sizes = {s: dims.mul(s, dims.integer(tile)) for s in dims.symbols_of(offset)}
-    return max(min(_run(substitute(offset, sizes), a, tile)) for a in axes)
+    found = [_run(substitute(offset, sizes), a, tile) for a in axes]
+    return max(min(r.length, r.multiple) for r in found)
 
 
-def runs(
+def hidden_runs(
     offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
-) -> list[Run] | None:
-    """The runs of an offset along block axes; None where quotients hide none, or sizes are not known (of what these are
-    multiples, the language's compiler is told). Blocks of the axes in `even` begin at multiples of their tiles."""
+) -> tuple[Run, ...]:
+    """The runs of an offset along block axes; none where each has one element, where quotients hide none, or sizes are
+    not known (of what these are multiples, the language's compiler is told). Blocks of the axes in `even` begin at
+    multiples of their tiles."""
     hidden = [a for a in axes if dims.coefficient(offset, axis(a)) is None]
     if not hidden or not _is_plain(offset) or dims.symbols_of(offset):
-        return None
-    return [_run(offset, a, tiles[a] if a in even else 1) for a in axes]
+        return ()
+    found = tuple(_run(offset, a, tiles[a] if a in even else 1) for a in axes)
+    return found if any(r.length > 1 for r in found) else ()
 
 
 def _run(offset: Expr, a: Axis, tile: int) -> Run:
@@ -58,9 +54,9 @@ def _run(offset: Expr, a: Axis, tile: int) -> Run:
         place = dims.add(dims.mul(axis(outer), dims.integer(length)), inner)
         parted = substitute(offset, {axis(a): place})
         if dims.coefficient(parted, inner) is dims.ONE:
-            return Run(length, _multiple(dims.sub(parted, inner)) or length)
+            return Run(a, length, _multiple(dims.sub(parted, inner)) or length)
         length //= 2
-    return Run(1, _multiple(offset) or 1)
+    return Run(a, 1, _multiple(offset) or 1)
 
 
 def _is_plain(e: Expr) -> bool:

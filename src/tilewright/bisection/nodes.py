@@ -19,7 +19,7 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
-from .states import Candidate, Lowering
+from .states import Candidate, CompiledStates
 
 
 class _Recording(fx.Interpreter):
@@ -41,7 +41,11 @@ class Compared(Captured):
     first state) make something else."""
 
     def __init__(
-        self, gm: fx.GraphModule, frozen: Mapping[str, Tensor], lowering: Lowering, found: list[Candidate]
+        self,
+        gm: fx.GraphModule,
+        frozen: Mapping[str, Tensor],
+        lowering: CompiledStates,
+        found: list[Candidate],
     ) -> None:
         super().__init__(gm, frozen)
         self.recording = _Recording(gm)

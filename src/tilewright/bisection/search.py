@@ -21,7 +21,7 @@ from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
 from .nodes import Compared
-from .states import Candidate, Lowering
+from .states import Candidate, CompiledStates
 
 Runs = Callable[[list[Argument], Sequence[Tensor] | None], list[Result]]
 
@@ -62,7 +62,11 @@ class _Switch(Captured):
     """A compiled graph whose calls run what is set: the captured program, or a state of its lowering."""
 
     def __init__(
-        self, gm: fx.GraphModule, frozen: Mapping[str, Tensor], compiled: Compiled, lowering: Lowering | None
+        self,
+        gm: fx.GraphModule,
+        frozen: Mapping[str, Tensor],
+        compiled: Compiled,
+        lowering: CompiledStates | None,
     ) -> None:
         super().__init__(gm, frozen)
         self.gm, self.fixed = gm, frozen
@@ -123,13 +127,13 @@ class Bisection:
         lowering = None
         if isinstance(made, Executable):
             name = f"{compiled.compilation.kind} graph {len(self._switches)}"
-            lowering = Lowering(name, compiled.trace, made, options, output_shares(gm))
+            lowering = CompiledStates(name, compiled.trace, made, options, output_shares(gm))
         switch = _Switch(gm, frozen, compiled, lowering)
         self._switches.append(switch)
         return replace(compiled, executable=switch)
 
     @property
-    def lowerings(self) -> list[Lowering]:
+    def lowerings(self) -> list[CompiledStates]:
         """The graphs that were lowered, in the order in which they were compiled."""
         return [s.lowering for s in self._switches if s.lowering is not None]
 

@@ -184,7 +184,7 @@ def _graphs(trace: Trace) -> list[tuple[str, Graph]]:
     return graphs
 
 
-class Lowering:
+class CompiledStates:
     """A graph that was compiled, and can run in any state: in state k the first k of its `candidates` hold."""
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tilewright.capture.aliasing.memory import Memory, NodeMemory, by_place
+from tilewright.capture.aliasing.memory import MemoryFinder, NodeMemory, by_place
 from tilewright.capture.aten.library import collective, library_reason, library_target
 from tilewright.capture.aten.tasks import task_of
 from tilewright.capture.loops.body import loop_call
@@ -92,7 +92,7 @@ class _Importer:
         self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
         self.b = Builder()
         self.entries: dict[fx.Node, object] = {}
-        self.memory = Memory(self.symbols, self.entries)
+        self.memory = MemoryFinder(self.symbols, self.entries)
         self.inputs: list[Value | Expr] = []
         self.places: dict[fx.Node, int] = {}
         self.layouts: dict[Value, Layout] = {}

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from tilewright.analysis.online.cascade import Link
-from tilewright.analysis.online.law import Law, Refusal, State, derive
+from tilewright.analysis.online.law import Law, Refusal, RescaledState, derive
 from tilewright.analysis.online.running import Upstream
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
 from tilewright.ir.form import Form, Item, folds_read
@@ -121,7 +121,7 @@ def leaf_of(u: Item) -> Expr:
 
 
 def _holder(
-    state: State, law: Law, fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]
+    state: RescaledState, law: Law, fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]
 ) -> int | None:
     """A fold whose result is `state`."""
     wanted = _named(state, law)
@@ -135,7 +135,7 @@ def _holder(
     return None
 
 
-def _named(state: State, law: Law) -> dict[object, Fraction]:
+def _named(state: RescaledState, law: Law) -> dict[object, Fraction]:
     """A state as terms over what the statistics read, instead of their numbers."""
     named: dict[object, Fraction] = {}
     for m, q in state.terms:
@@ -212,7 +212,7 @@ def _rewrite(items: list[Item], number: int) -> None:
     if not upstream or isinstance(law, Refusal) or law.hazard:
         return
     if any(g.centred for g in law.statistics) and _counter(fold, _folds(items)) is None:
-        _append(items, fold, State(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
+        _append(items, fold, RescaledState(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
     if not law.direct:
         body = _as_beside(law.states[0].body, fold, items)
         items[number] = fold = replace(fold, body=(body,), reduction=law.states[0].reduction)
@@ -248,7 +248,7 @@ def _folds(items: Sequence[Item]) -> dict[int, Item]:
     return {i.id: i for i in items if i.is_fold}
 
 
-def _append(items: list[Item], fold: Item, state: State) -> int:
+def _append(items: list[Item], fold: Item, state: RescaledState) -> int:
     """A fold of `state` over the class of `fold`."""
     used = axes_of(state.body)
     kept = tuple(a for a in fold.kept if axis(a) in used)

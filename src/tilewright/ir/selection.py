@@ -77,6 +77,19 @@ IN_PLACE = Access("in place")
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Along the block axis `axis`, elements of an access that lie side by side, `length` of them; where the first of
+    each such run lies is a multiple of `multiple`. It says what is so, for compilers behind us that do not see it."""
+
+    axis: Axis
+    length: int
+    multiple: int
+
+    def __str__(self) -> str:
+        return f"{self.axis.name} {self.length} at multiples of {self.multiple}"
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterLoop:
     """A loop over the registers of a block along one axis; one that is `unrolled` is written out."""
 

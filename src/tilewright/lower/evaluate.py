@@ -55,7 +55,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class LoopScope:
     """What holds here: bound axes with their tiles, their first and last values, tails that need masks, and conditions
     known to hold or not. And what has been found here: evaluated expressions, results of folds, expressions with a
     place in scratch, those of them whose loop is complete, and numbers from memory that loops end at."""
@@ -70,7 +70,7 @@ class Scope:
     ready: set[Expr] = field(default_factory=set)
     ends: dict[End, Expr] = field(default_factory=dict)
 
-    def child(self) -> Scope:
+    def child(self) -> LoopScope:
         """A scope that finds things of its own."""
         return replace(
             self, memo=dict(self.memo), results=dict(self.results), kept=dict(self.kept), ready=set(self.ready),
@@ -79,7 +79,7 @@ class Scope:
 
     def inside(
         self, a: Axis, tile: int, mask: Expr | None, span: tuple[Expr, Expr] | None, truths: Truths | None
-    ) -> Scope:
+    ) -> LoopScope:
         """The scope of a step of a loop over `a`."""
         inner, known = self.child(), set(truths or ())
         memo = {k: v for k, v in inner.memo.items() if not known & set(walk(k[0]))} if known else inner.memo
@@ -109,7 +109,7 @@ class Evaluator:
         self.params = tuple(Buffer(f"p{k}", v.dtype, size) for k, (v, size) in sized)
         self.out: list[Stmt] = []
         points = [c.axis for c in self.schedule.tiling.classes if c.role is Role.GRID and not c.chunk]
-        self.scope = Scope(dict.fromkeys(points, 1), {a: (axis(a), axis(a)) for a in points})
+        self.scope = LoopScope(dict.fromkeys(points, 1), {a: (axis(a), axis(a)) for a in points})
         self.vars: dict[int, Var] = {}
         roots = [r for i in form.items for r in i.roots]
         self.shared = _shared(roots)
@@ -129,7 +129,7 @@ class Evaluator:
         forgotten afterwards."""
         return self.apart(self.scope.inside(a, tile, mask, span, truths), inner)
 
-    def apart(self, scope: Scope, inner: Callable[[], None]) -> tuple[Stmt, ...]:
+    def apart(self, scope: LoopScope, inner: Callable[[], None]) -> tuple[Stmt, ...]:
         """The statements that `inner` writes in a scope."""
         outer_scope, outer_out = self.scope, self.out
         self.scope, self.out = scope, []

@@ -78,7 +78,7 @@ class LoopPlan:
     """Conditions on data, each with the truth without which a step changes nothing: it is jumped over."""
     advanced: tuple[Item, ...] = ()
     """The folds that a step advances itself."""
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[AskedFold, ...] = ()
     """What a step computes where it first reads it, in that order."""
     inside: tuple[LoopPlan, ...] = ()
     """The loops behind that, of a step: over further classes of its folds, then those of its outputs."""
@@ -88,7 +88,7 @@ class LoopPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedFold:
     """The loops that compute `fold` where the folds `known` have results."""
 
     fold: int
@@ -201,18 +201,18 @@ def _plan_inside(
     return (*plans, *plan_scope(known, (), outputs))
 
 
-def _plan_reads(known: Known, folds: Sequence[Item], merges: Merges) -> tuple[tuple[Asked, ...], Known]:
+def _plan_reads(known: Known, folds: Sequence[Item], merges: Merges) -> tuple[tuple[AskedFold, ...], Known]:
     """What a step that advances `folds` computes where it reads it, and what is known behind them."""
     own = {t.id: merges[t.id] for t in folds if t.id in merges}
     moving = moving_folds(own)
     shown = frozenset(f for m in own.values() for f in m.statistics)
-    asked: list[Asked] = []
+    asked: list[AskedFold] = []
     for late in (False, True):
         for t in (t for t in folds if (t.id not in moving) is late):
             for f in _values(known, t.body):
                 if f not in known.folds:
                     loops = plan_scope(known, (f,), ())
-                    asked.append(Asked(f, known.folds, loops))
+                    asked.append(AskedFold(f, known.folds, loops))
                     known = _behind(known, loops)
             if late and t.scan is not None:
                 known = replace(known, folds=known.folds | {t.id})

@@ -31,7 +31,7 @@ from tilewright.ir.reduction import Reduction, maximum, minimum
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
-from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
+from tilewright.rewrite.data_masks.block_lists import BlockList, MaskTiles, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
 from tilewright.rewrite.split.policy import fastest
 from tilewright.rewrite.split.reduction import list_splits
@@ -122,7 +122,7 @@ class _Windows:
             return made.kernels
         return [*self.in_fastest_parts(made.kernels[0]), *made.kernels[1:]]
 
-    def listed(self, m: Mask, cut: Cut, with_rows: bool) -> BlockList | None:
+    def listed(self, m: Mask, cut: MaskTiles, with_rows: bool) -> BlockList | None:
         """The list of a mask, the same one for equal masks."""
         key = (*_key(m), cut, with_rows)
         if key not in self.lists:

@@ -26,7 +26,7 @@ added up over steps; products whose elements are folded in each step."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class FastestBlock:
     """The fastest block of kernels of `kind` whose elements have `bytes` and whose rows have `length` elements (of a
     flat or square kernel: of the contiguous class): `elements` in a block, `lane` of them along memory (0: as many as
     possible), worked on by `warps`, with loads of `stages` steps under way, by `descriptors` where those reach. Of
@@ -48,9 +48,9 @@ class Entry:
 class Tuning:
     """A table of entries."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[FastestBlock, ...] = ()
 
-    def find(self, kind: str, size: int, length: int, odd: bool = False) -> Entry | None:
+    def find(self, kind: str, size: int, length: int, odd: bool = False) -> FastestBlock | None:
         """The entry nearest in length, as `odd` as asked for if there is such a one; rows in registers must be at most
         twice or half as long."""
         found = [e for e in self.entries if (e.kind, e.bytes) == (kind, size)]
@@ -58,7 +58,7 @@ class Tuning:
         near = [e for e in near if e.odd is odd] or [e for e in near if not e.odd]
         return min(near, key=lambda e: _distance(e, length), default=None)
 
-    def merged(self, others: Iterable[Entry]) -> Tuning:
+    def merged(self, others: Iterable[FastestBlock]) -> Tuning:
         """With entries added; one for the same kernels replaces the old one."""
         table = {(e.kind, e.bytes, e.length, e.odd): e for e in (*self.entries, *others)}
         return Tuning(tuple(sorted(table.values())))
@@ -69,16 +69,16 @@ class Tuning:
         return "[\n  " + ",\n  ".join(lines) + "\n]\n"
 
 
-def _distance(e: Entry, length: int) -> float:
+def _distance(e: FastestBlock, length: int) -> float:
     return abs(math.log2(max(1, e.length) / max(1, length)))
 
 
 def parse_table(text: str, place: str) -> Tuning:
     """The table that `text` holds. Raises InputError, naming `place`, for anything else."""
-    names = {f.name for f in fields(Entry)}
+    names = {f.name for f in fields(FastestBlock)}
     try:
         rows = json.loads(text)
-        made = [Entry(**row) for row in rows if set(row) <= names]
+        made = [FastestBlock(**row) for row in rows if set(row) <= names]
         integral = all(isinstance(v, int) for e in made for k, v in asdict(e).items() if k != "kind")
         if len(made) != len(rows) or not integral or any(e.kind not in KINDS for e in made):
             raise ValueError("an entry has other fields or values than it should")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.analysis.value import conditions
-from tilewright.analysis.value.conditions import FALSE, TRUE, Condition, TooLarge, as_expr
+from tilewright.analysis.value.conditions import FALSE, TRUE, Condition, TooManyTerms, as_expr
 from tilewright.interp import FLOATS
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.dtype import bool_, f32, i32
@@ -75,7 +75,7 @@ def test_normal_form_keeps_the_meaning(pair: tuple[Expr, Callable[[], Condition]
     e, build = pair
     try:
         c = build()
-    except TooLarge:
+    except TooManyTerms:
         return
     assert np.array_equal(truth(as_expr(c)), truth(e))
     assert np.array_equal(truth(as_expr(conditions.negation(c))), ~truth(e))
@@ -125,7 +125,7 @@ def test_too_many_terms_are_refused():
         OR((conditions.comparison("eq", I_, integer(k)), conditions.comparison("eq", J_, integer(k % 7))))
         for k in range(9)
     ]
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooManyTerms):
         AND(
             [
                 *many,

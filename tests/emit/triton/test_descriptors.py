@@ -36,7 +36,9 @@ H = Axis("h", integer(HEADS))
 TILE = 16
 
 
-FORCED = Tuning(tuple(tuning.Entry(kind, 2, 128, 64, 64, 4, 3, True) for kind in ("products", "scores")))
+FORCED = Tuning(
+    tuple(tuning.FastestBlock(kind, 2, 128, 64, 64, 4, 3, True) for kind in ("products", "scores"))
+)
 """A table that asks for descriptors."""
 
 
@@ -238,7 +240,7 @@ def test_a_turned_copy(tmp_path: Path) -> None:
             return [t.half() for t in super().inputs(scale, seed)]
 
     case = Halves("turned", lambda x: x.t().contiguous() + 0, ((1024, 2048),))
-    table = Tuning((tuning.Entry("square", 2, 1024, 4096, 64, 4, 1, True),))
+    table = Tuning((tuning.FastestBlock("square", 2, 1024, 4096, 64, 4, 1, True),))
     program = entry(case, False, tuning=table).scheduled.program
     built = build(tmp_path, source(program))
     assert "bulk.tensor.2d" in built.text and set(built.accesses) == {128}, "only stores, 16 bytes each"

@@ -16,7 +16,7 @@ from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda import triton_compat, workers
 from tilewright.runtime.cuda.binary import resources
 from tilewright.runtime.cuda.build import Built, build_kernels, job_of
-from tilewright.runtime.cuda.job import Facts, Job
+from tilewright.runtime.cuda.job import Job, KernelFacts
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import Store
 from tilewright.target import preset
@@ -188,7 +188,7 @@ def test_jobs_and_facts_are_checked() -> None:
         with pytest.raises(BuildError):
             Job.from_json(text)
     with pytest.raises(BuildError):
-        Facts.from_json('{"shared": 1}')
+        KernelFacts.from_json('{"shared": 1}')
 
 
 def test_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device, DriverError
-from tilewright.runtime.cuda.job import Box, Facts
+from tilewright.runtime.cuda.job import Box, KernelFacts
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler
 
 BOX = Box(7, 3, (1, 32, 32))
@@ -79,7 +79,7 @@ def unit(gpu: Device, tmp_path: Path) -> CudaUnit:
             boxes = tuple(BOX for a in source.arguments if a.descriptor is not None)
             arguments = len(source.arguments) + 6 * len(boxes) + 2
             (folder / "kernel.bin").write_bytes(str(arguments).encode() + b"\0")
-            facts = Facts(source.entry, 100, 128, 2, 1, 0, "3.6", boxes)
+            facts = KernelFacts(source.entry, 100, 128, 2, 1, 0, "3.6", boxes)
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
             found.append(Built(folder, facts))
         return found

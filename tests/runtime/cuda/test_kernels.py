@@ -26,7 +26,7 @@ from tilewright.options import Options
 from tilewright.runtime.cuda import kernels
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device, Driver, DriverError, DriverOutOfMemory
-from tilewright.runtime.cuda.job import Facts
+from tilewright.runtime.cuda.job import KernelFacts
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
 from tilewright.runtime.store.cache import Store, default_root
 
@@ -51,7 +51,7 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
             folder.mkdir()
             made.append(source)
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
-            facts = Facts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
+            facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
             found.append(Built(folder, facts))
         return found

@@ -26,7 +26,7 @@ from tilewright.rewrite.split.reduction import list_splits
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule.gpu.blocks import fit_tile
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.table import Entry, Tuning
+from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import PRESETS, Target
 
 ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]
@@ -161,7 +161,10 @@ def test_long_rows_of_halves_are_read_twice() -> None:
 
 
 def test_rows_that_begin_anywhere_have_blocks_of_their_own() -> None:
-    entries = (Entry("row_totals", 4, 1024, 1024, 0, 1), Entry("row_totals", 4, 1024, 4096, 0, 8, odd=True))
+    entries = (
+        FastestBlock("row_totals", 4, 1024, 1024, 0, 1),
+        FastestBlock("row_totals", 4, 1024, 4096, 0, 8, odd=True),
+    )
 
     def made(columns: int, dynamic: bool) -> Scheduled:
         case = Case("squares", lambda x: (x * x).sum(-1), ((512, columns),), ({1: "n"},))

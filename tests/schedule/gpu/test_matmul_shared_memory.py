@@ -17,9 +17,9 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule.gpu import matmul
-from tilewright.schedule.gpu.matmul import Blocks, Products, shared_bytes
+from tilewright.schedule.gpu.matmul import ProductBlocks, Products, shared_bytes
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.table import Entry, Tuning
+from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import MemoryKind, preset
 
 
@@ -44,7 +44,9 @@ def estimate(scheduled: Scheduled) -> int:
     known = Products(form, (), tuple(tiles), streamed, tiles, tuple(sums))
     return shared_bytes(
         known,
-        Blocks(tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of),
+        ProductBlocks(
+            tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of
+        ),
     )
 
 
@@ -66,7 +68,7 @@ def test_what_is_read_beside_operands_is_counted(tmp_path: Path) -> None:
 
 def test_measured_stages_must_fit() -> None:
     """The entry is for kernels that hold less."""
-    tuning = Tuning((Entry("products", 2, 128, 128, 64, 8, 4),))
+    tuning = Tuning((FastestBlock("products", 2, 128, 128, 64, 8, 4),))
     made = compiled(biased, inputs())
     (found,) = made.kernels
     scheduled = Solver(preset("sm_90"), Options(), tuning).solve(found.kernel, made.cover.layouts)
@@ -76,7 +78,7 @@ def test_measured_stages_must_fit() -> None:
 def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = matmul.shared_bytes
     monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 2)
-    tuning = Tuning((Entry("products", 2, 128, 128, 128, 8, 4),))
+    tuning = Tuning((FastestBlock("products", 2, 128, 128, 128, 8, 4),))
     monkeypatch.setattr(matmul, "registers", lambda known, c, target: 128)
     made = compiled(biased, inputs())
     (found,) = made.kernels

@@ -23,8 +23,8 @@ from tilewright.ir.program import Buffer, TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
-from tilewright.runtime.cuda.job import Facts
 from tilewright.runtime.cuda.job import Job as BuildJob
+from tilewright.runtime.cuda.job import KernelFacts
 from tilewright.runtime.cuda.triton_compat import compile_job
 from tilewright.target import Target, preset
 
@@ -183,7 +183,7 @@ class Built:
     """Machine code that was made for a GPU: its text (PTX, or AMD assembly) and facts."""
 
     text: str
-    facts: Facts
+    facts: KernelFacts
 
     @property
     def accesses(self) -> Counter[int]:

@@ -27,7 +27,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class DimAccess:
     """One dim of one read. `kind`: "fixed" (no axis), "pieces", "window" (around a place that `axes` give), "loose"
     (some function of `axes`), "data" (wherever data says)."""
 
@@ -37,19 +37,19 @@ class Access:
 
 
 @lru_cache(1 << 14)
-def access_of(index: Expr, extent: Expr, reduced: frozenset[Axis]) -> Access:
+def access_of(index: Expr, extent: Expr, reduced: frozenset[Axis]) -> DimAccess:
     """How a dim of `extent` is read at `index` by an op that reduces the axes `reduced`."""
     if any(x.op == "read" for x in walk(index)):
-        return Access("data")
+        return DimAccess("data")
     used = tuple(sorted((a.value for a in axes_of(index) if isinstance(a.value, Axis)), key=lambda a: a.name))
     if not used:
-        return Access("fixed")
+        return DimAccess("fixed")
     pieces = pieces_of(index, extent)
     if pieces is not None:
-        return Access("pieces", pieces)
+        return DimAccess("pieces", pieces)
     if _is_window(index, extent, reduced, used):
-        return Access("window", axes=tuple(a for a in used if a not in reduced))
-    return Access("loose", axes=used)
+        return DimAccess("window", axes=tuple(a for a in used if a not in reduced))
+    return DimAccess("loose", axes=used)
 
 
 def pieces_of(index: Expr, extent: Expr) -> tuple[Piece, ...] | None:

@@ -20,7 +20,7 @@ from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 
-from .axis_access import Access, Piece, access_of, strides_between
+from .axis_access import DimAccess, Piece, access_of, strides_between
 
 
 class Dependency(IntEnum):
@@ -42,7 +42,7 @@ NO_CLASS = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class DimClasses:
     """Per value and dim its dependency, its class, and the classes of its digits, outermost first (none for a dim of
     extent 1, which counts as NONPARA: one unit has all of it); per op and axis the digits likewise. `kinds` and
     `extents` are by class. A dim of several digits has a class number of its own, beyond those of the digits."""
@@ -62,10 +62,10 @@ class _Link:
     at: int
     read: Expr
     dim: tuple[Value, int]
-    access: Access
+    access: DimAccess
 
 
-def classes_of(ops: Sequence[Op]) -> Classes:
+def classes_of(ops: Sequence[Op]) -> DimClasses:
     """Dependencies and classes of all values that tensor expressions among `ops` read or make."""
     return _Analysis([op for op in ops if op.expr is not None]).run()
 
@@ -88,7 +88,7 @@ class _Analysis:
     )
     data: set[Node] = field(default_factory=set[Node])
 
-    def run(self) -> Classes:
+    def run(self) -> DimClasses:
         self.made = {v for op in self.ops for v in op.outputs}
         for op in self.ops:
             if self.free.issuperset(op.inputs):
@@ -315,7 +315,7 @@ class _Analysis:
 
     # --- the result
 
-    def result(self) -> Classes:
+    def result(self) -> DimClasses:
         number: dict[Digit, int] = {}
         for x in range(len(self.parent)):
             number.setdefault(self.find(x), len(number))
@@ -335,7 +335,7 @@ class _Analysis:
             if op.expr is not None
         }
         kinds, extents = tuple(map(self.of, number)), tuple(map(self.count, number))
-        return Classes(dependency, classes, digits, axes, kinds, extents)
+        return DimClasses(dependency, classes, digits, axes, kinds, extents)
 
     def collected(self) -> dict[Digit, Dependency]:
         """What inputs, and values whose reader needs an instance of its own, hear from readers."""

@@ -16,7 +16,7 @@ from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 
 from .axis_access import broadcast
-from .dependency import NO_CLASS, Classes, Dependency, classes_of
+from .dependency import NO_CLASS, Dependency, DimClasses, classes_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class Properties:
     sign: Mapping[Value, Interval]
     regions: Mapping[Value, Regions]
     element_regions: Mapping[Op, Regions]
-    structure: Classes
+    structure: DimClasses
 
 
 def properties(ops: Sequence[Op], finite: bool = True) -> Properties:
@@ -62,7 +62,7 @@ def unread(op: Op) -> Mapping[Expr, tuple[Axis, ...]]:
     return {r: broadcast(axes, r) for r in op.expr.reads()}
 
 
-def parallel_classes(ops: Sequence[Op], outputs: Sequence[Value], classes: Classes) -> tuple[int, ...]:
+def parallel_classes(ops: Sequence[Op], outputs: Sequence[Value], classes: DimClasses) -> tuple[int, ...]:
     """The classes that a kernel of `ops` may put on its grid: those that every output has and nothing reduces. An
     output without the class would be written by all who share it."""
     common: list[int] | None = None
@@ -94,6 +94,6 @@ def parallelism(ops: Sequence[Op], outputs: Sequence[Value], target_tile: int = 
 
 
 __all__ = [
-    "NO_CLASS", "Classes", "Dependency", "Interval", "Known", "Properties", "Region", "Regions", "Sign", "Size",
+    "NO_CLASS", "Dependency", "DimClasses", "Interval", "Known", "Properties", "Region", "Regions", "Sign", "Size",
     "classes_of", "parallel_classes", "parallelism", "properties", "sign_of", "signs_of", "size", "unread",
 ]  # fmt: skip

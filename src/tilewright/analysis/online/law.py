@@ -56,7 +56,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RescaledTerm:
     """factor * (product of gaps to `powers`) * state number `state`, a term of a rescaled state."""
 
     state: int
@@ -65,7 +65,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RescaledState:
     """T = `body` folded by `reduction`. Where each statistic moves by a gap d (old less new value), the rescaled state
     is exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
 
@@ -73,7 +73,7 @@ class State:
 
     reduction: Reduction
     body: Expr
-    row: tuple[Entry, ...]
+    row: tuple[RescaledTerm, ...]
     rates: tuple[tuple[tuple[int, str], Fraction], ...] = ()
     shift: tuple[tuple[int, Fraction], ...] = ()
     lost: bool = False
@@ -88,7 +88,7 @@ class Law:
     may."""
 
     statistics: tuple[RunningStatistic, ...]
-    states: tuple[State, ...]
+    states: tuple[RescaledState, ...]
     finish: Expr
     hazard: str = ""
 
@@ -164,7 +164,7 @@ def _independent(x: Expansion, reduction: Reduction, body: Expr) -> Law:
         terms = x.poly(body) if reduction.combiner == "add" and body.dtype.is_float else {}
     except Mixed:
         terms = {}
-    only = State(reduction, body, (Entry(0, Fraction(1), ()),), terms=tuple(terms.items()))
+    only = RescaledState(reduction, body, (RescaledTerm(0, Fraction(1), ()),), terms=tuple(terms.items()))
     return Law((), (only,), slot("a", 0, reduction.state[0]))
 
 
@@ -177,7 +177,7 @@ class _Sums:
         self.x, self.statistics, self.reduction, self.body = x, tuple(statistics), reduction, body
         self.dtype: DType = reduction.state[0]
         self.basis: list[Poly] = []
-        self.rows: list[tuple[Entry, ...]] = []
+        self.rows: list[tuple[RescaledTerm, ...]] = []
 
     def law(self) -> Law | Refusal:
         polynomial = self.x.poly(self.body)
@@ -210,7 +210,7 @@ class _Sums:
         number = len(self.basis)
         self.basis.append(p)
         self.rows.append(())
-        row: list[Entry] = []
+        row: list[RescaledTerm] = []
         todo: list[tuple[Poly, tuple[tuple[int, int], ...], int]] = [(p, (), 0)]
         while todo:
             moved, powers, last = todo.pop(0)
@@ -219,7 +219,7 @@ class _Sums:
                 lead = next(iter(moved.values()))
                 index, factor = self.add(plus({}, moved, 1 / lead))
                 factor *= lead / prod(factorial(k) for _, k in powers)
-            row.append(Entry(index, factor, powers))
+            row.append(RescaledTerm(index, factor, powers))
             for g in range(last, len(self.statistics)):
                 steeper = slope(moved, g)
                 if steeper:
@@ -229,10 +229,10 @@ class _Sums:
         self.rows[number] = tuple(row)
         return number, Fraction(1)
 
-    def state(self, k: int, body: Expr) -> State:
+    def state(self, k: int, body: Expr) -> RescaledState:
         p = self.basis[k]
         (rates,) = {m.rates for m in p}
-        return State(
+        return RescaledState(
             self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.statistics), tuple(p.items()),
         )  # fmt: skip
 
@@ -351,10 +351,10 @@ def _extreme(
     if found is not None:
         other = {"maximum": "minimum", "minimum": "maximum"}[reduction.combiner]
         inner = _reduction_by(reduction.combiner if found.rising else other, found.data.dtype)
-        return Law((), (State(inner, found.data, (Entry(0, Fraction(1), ()),)),), found.finish)
+        return Law((), (RescaledState(inner, found.data, (RescaledTerm(0, Fraction(1), ()),)),), found.finish)
     p = x.poly(body)
     kinds = {(m.results, m.powers, m.rates) for m in p}
-    own = State(reduction, body, (Entry(0, Fraction(1), ()),), lost=lost(body, statistics))
+    own = RescaledState(reduction, body, (RescaledTerm(0, Fraction(1), ()),), lost=lost(body, statistics))
     if len(kinds) == 1:
         ((results, powers, rates),) = kinds
         if not results and not powers:
@@ -379,9 +379,9 @@ def _quantifier(
         return Refusal("homomorphism", "its elements are no comparison of data with a result")
     if combiner == "and" and not all(dims.at_least(a.extent, 1) for a in over):
         return Refusal("homomorphism", "nothing is all of nothing, but no extreme value")
-    row = (Entry(0, Fraction(1), ()),)
+    row = (RescaledTerm(0, Fraction(1), ()),)
     states = tuple(
-        State(_reduction_by(op, data.dtype), data, (Entry(k, Fraction(1), ()),) if k else row)
+        RescaledState(_reduction_by(op, data.dtype), data, (RescaledTerm(k, Fraction(1), ()),) if k else row)
         for k, (op, data) in enumerate(found.reductions)
     )
     return Law((), states, found.finish)

@@ -21,7 +21,7 @@ from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import FACTS
 
 from . import conditions
-from .conditions import FALSE, TRUE, Condition, TooLarge
+from .conditions import FALSE, TRUE, Condition, TooManyTerms
 from .sign import Signs
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
@@ -53,7 +53,7 @@ class Chooser:
         if found is None:
             try:
                 found = self.merged(self.node(e))
-            except TooLarge:
+            except TooManyTerms:
                 found = ()
             found = self.memo[e] = found if 0 < len(found) <= FACTS.max_cases else (Case(TRUE, e),)
         return found
@@ -84,7 +84,7 @@ class Chooser:
         if all(len(c) == 1 and c[0].value is a for c, a in zip(split, args, strict=True)):
             return [Case(TRUE, self.fold_constant(e))]
         if math.prod(map(len, split)) > FACTS.max_cases**2:
-            raise TooLarge
+            raise TooManyTerms
         made: list[Case] = []
         for chosen in product(*split):
             condition = conditions.conjunction(c.condition for c in chosen)
@@ -111,7 +111,7 @@ class Chooser:
     # --- bools
 
     def truth(self, e: Expr) -> Condition:
-        """Where a bool expression holds. Raises TooLarge."""
+        """Where a bool expression holds. Raises TooManyTerms."""
         if e.op == "const":
             return TRUE if e.value else FALSE
         if e.op in _LOGIC:
@@ -147,7 +147,7 @@ class Chooser:
         """Where `a op b` holds, case by case of both."""
         split = [self.cases(a), self.cases(b)]
         if math.prod(map(len, split)) > FACTS.max_cases**2:
-            raise TooLarge
+            raise TooManyTerms
         parts: list[Condition] = []
         for x, y in product(*split):
             condition = conditions.conjunction((x.condition, y.condition))

@@ -23,7 +23,7 @@ TRUE: Condition = frozenset({frozenset[Expr]()})
 FALSE: Condition = frozenset()
 
 
-class TooLarge(Exception):
+class TooManyTerms(Exception):
     """A condition has more terms than are worth keeping."""
 
 
@@ -155,7 +155,7 @@ def disjunction(parts: Iterable[Condition]) -> Condition:
     """Holds where one of the parts does."""
     terms = {t for part in parts for t in part}
     if len(terms) > 8 * FACTS.max_condition_terms:
-        raise TooLarge
+        raise TooManyTerms
     current = {t for t in map(_tidy, terms) if t is not None}
     while True:
         shorter = {_shortened(t, current) for t in current}
@@ -164,7 +164,7 @@ def disjunction(parts: Iterable[Condition]) -> Condition:
             break
         current = uncovered
     if len(current) > FACTS.max_condition_terms:
-        raise TooLarge
+        raise TooManyTerms
     return frozenset(current)
 
 

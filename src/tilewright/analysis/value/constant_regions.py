@@ -19,7 +19,7 @@ from tilewright.tuning.search_limits import FACTS
 
 from . import conditions
 from .cases import Case, Cases, Chooser, folded
-from .conditions import TRUE, Condition, TooLarge
+from .conditions import TRUE, Condition, TooManyTerms
 from .interval import Interval, interval, join
 from .sign import Signs, of_type, reduction_signs
 
@@ -181,5 +181,5 @@ def _places(expr: TensorExpr) -> Iterator[dict[Expr, Expr]]:
 def _always(c: Condition, place: Mapping[Expr, Expr]) -> bool:
     try:
         return conditions.at(c, place) == TRUE
-    except TooLarge:
+    except TooManyTerms:
         return False

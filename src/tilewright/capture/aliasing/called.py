@@ -30,7 +30,7 @@ class InputFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ViewsOfBase:
     """Inputs that torch takes for views of one base, and how they lay when compiled; None: at any place."""
 
     members: tuple[int, ...]
@@ -52,7 +52,7 @@ class Relied:
 
     written: tuple[int, ...]
     tensors: tuple[int, ...]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ViewsOfBase, ...] = ()
     saved: tuple[int, ...] = ()
 
     def holds(self, args: Sequence[object]) -> bool:
@@ -87,7 +87,7 @@ def relied_on(examples: Sequence[object], facts: Sequence[InputFacts], saved: Se
     for k in tensors:
         by_storage[_tensor(examples[k]).untyped_storage()._cdata].append(k)
     groups = [
-        Group(tuple(members), tuple(_lay([_tensor(examples[k]) for k in members])))
+        ViewsOfBase(tuple(members), tuple(_lay([_tensor(examples[k]) for k in members])))
         for members in by_storage.values()
         if len(members) > 1
     ]

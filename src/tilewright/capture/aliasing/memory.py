@@ -28,7 +28,7 @@ def storage_of(node: object) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryFinder:
     """Finds out how nodes lie. `entries` is what each node became so far."""
 
     symbols: Symbols
@@ -131,7 +131,7 @@ def by_place(node: fx.Node) -> tuple[fx.Node, ...]:
 class NodeMemory:
     """How the first operand and the first result of `node` lie."""
 
-    memory: Memory
+    memory: MemoryFinder
     node: fx.Node
 
     def operand(self) -> Lying:
@@ -143,7 +143,7 @@ class NodeMemory:
         return self._known(self.node)
 
     def bases(self) -> Iterator[tuple[Value, Lying]]:
-        """As `Memory.bases` of the first operand."""
+        """As `MemoryFinder.bases` of the first operand."""
         return self.memory.bases(self._first())
 
     def _first(self) -> fx.Node:

@@ -159,7 +159,7 @@ def through_autograd(
                 saved[:] = saved_inputs(graph)
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
-                runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
+                runner: Runner = FrozenGraph(graph, build, fixed) if fixed else build(graph, kind, {})
             return _boxed(
                 told_apart(graph, in_place(graph, runner) if kind != "backward" else runner), kind, recorder
             )
@@ -372,7 +372,7 @@ def _address_and_version(t: Tensor) -> tuple[int, int]:
     return t.data_ptr(), -1 if t.is_inference() else t._version
 
 
-class Frozen:
+class FrozenGraph:
     """A graph whose weights are constants, for as long as they stay what they were."""
 
     def __init__(self, graph: fx.GraphModule, build: Build, fixed: dict[int, Tensor]) -> None:

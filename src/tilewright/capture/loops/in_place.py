@@ -18,7 +18,7 @@ from tilewright.tuning.search_limits import REPEATS
 
 from .leaving import memories_of, overlaps
 from .nodes import val_of
-from .unrolled import Lifted, Own, Sliced, Steps, Unlike
+from .unrolled import EqualSteps, Lifted, Own, Sliced, Unlike
 
 
 class Writes(Unlike):
@@ -29,7 +29,7 @@ class Writes(Unlike):
         self.keys = keys
 
 
-def owning(found: Steps, keys: Collection[object]) -> Steps:
+def owning(found: EqualSteps, keys: Collection[object]) -> EqualSteps:
     """The steps, which carry the tensors at these keys in a memory of their own. Raises Unlike."""
     held = tuple(key for key in keys if isinstance(key, fx.Node) and key in found.outer)
     owned = frozenset(
@@ -40,7 +40,7 @@ def owning(found: Steps, keys: Collection[object]) -> Steps:
     return replace(found, held=held, owned=owned)
 
 
-def reading_back(found: Steps) -> Steps:
+def reading_back(found: EqualSteps) -> EqualSteps:
     """The steps, where parts that a step reads are those that a step before has written: these are carried values. Or
     those that it writes itself, once they are read."""
     carried, sliced, back = dict(found.carried), dict(found.sliced), dict(found.read_back)
@@ -78,7 +78,7 @@ def _delay(written: Sliced, read: Sliced) -> int:
     return steps if not rest and 0 < steps <= REPEATS.max_steps_back else 0
 
 
-def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> None:
+def check_writes(found: EqualSteps, stacked: Sequence[int], ends: Collection[int]) -> None:
     """Raise Unlike unless each tensor that the steps write to lies apart from everything else that they touch."""
     if not (found.stores or found.held or found.owned):
         return
@@ -108,7 +108,7 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     _check_filled(found, {m for memories in filled for m in memories})
 
 
-def _check_modes(found: Steps) -> None:
+def _check_modes(found: EqualSteps) -> None:
     """Raise Unlike if steps write in a mode of their own, other than without gradients to what asks for none, or is not
     read again: the gradient of what is read there passes such a write by."""
     modes = {n.target for n in found.windows[1]} & {*MODES}
@@ -165,7 +165,7 @@ def _base_dim(part: Sliced) -> int | None:
     return slices[part.dim]
 
 
-def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> list[fx.Node]:
+def _left_alone(found: EqualSteps, stacked: Sequence[int], ends: Collection[int]) -> list[fx.Node]:
     """What steps take or leave without writing to it."""
     back = {w[m] for m, n in enumerate(found.windows[1]) if n in found.read_back for w in found.windows}
     carried = [x for (m, delay), x in found.carried.items() if m not in found.owned or delay > 1]
@@ -176,7 +176,7 @@ def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> 
     return [*outer, *_bases(found), *(x for x in carried if x not in back), *made]
 
 
-def _check_filled(found: Steps, filled: set[int]) -> None:
+def _check_filled(found: EqualSteps, filled: set[int]) -> None:
     """Raise Unlike if a step reads this memory, which steps fill part by part, other than as a carried value, or if
     what it writes there is not of the part's shape: a stack of these would be broadcast along the steps."""
     back = {n for n in found.windows[1] if n in found.read_back or n in found.read_first}
@@ -200,7 +200,7 @@ def _memories(node: fx.Node) -> set[int]:
     return set(memories_of(val_of(node)))
 
 
-def _bases(found: Steps) -> list[fx.Node]:
+def _bases(found: EqualSteps) -> list[fx.Node]:
     """The tensors of which steps take parts, and what products in front of the loop read."""
     taken = [w for key, w in found.sliced.items() if key not in found.read_first]
     parts = [w.part if isinstance(w, Lifted) else w for w in taken]

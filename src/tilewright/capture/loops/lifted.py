@@ -15,13 +15,13 @@ from tilewright.capture.modes import MODES
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
-from .unrolled import Lifted, Own, Sliced, Steps
+from .unrolled import EqualSteps, Lifted, Own, Sliced
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
 
 
-def lift_products(found: Steps) -> Steps:
+def lift_products(found: EqualSteps) -> EqualSteps:
     """The steps with such products among what is sliced."""
     if any(n.target in MODES for n in found.windows[1]):
         return found  # in front of the loop they would be made in another mode
@@ -47,7 +47,7 @@ def lift_products(found: Steps) -> Steps:
     return replace(found, sliced={**found.sliced, **made}, outer=outer, unread=unread)
 
 
-def _product(m: int, node: fx.Node, found: Steps) -> Lifted | None:
+def _product(m: int, node: fx.Node, found: EqualSteps) -> Lifted | None:
     """What `node`, of step 1, is a product of, if it is such a one."""
     if node.target not in PRODUCTS or len(node.args) < 2:
         return None

@@ -36,12 +36,12 @@ from .numbers.places import ARITHMETIC, twin_of
 from .numbers.stepping import fill, number_for, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
-from .scanned import CHECKPOINTS, Loop, replace_by_scan, tensors_of, written_of
+from .scanned import CHECKPOINTS, ScannedLoop, replace_by_scan, tensors_of, written_of
 from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.rows import write_rows_once
-from .unrolled import BeginsUnlike, Numbers, Steps, Unlike, classify_reads, runs
+from .unrolled import BeginsUnlike, EqualSteps, Numbers, Unlike, classify_reads, runs
 
 LOG = logging.getLogger("tilewright")
 
@@ -65,7 +65,7 @@ def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
         made, found = replace_by_scan(spelled, loop), True
 
 
-def _first_loop(nodes: Sequence[fx.Node]) -> Loop | None:
+def _first_loop(nodes: Sequence[fx.Node]) -> ScannedLoop | None:
     """A loop among these nodes; one of whose steps each one reads an input of its own only if there is no other."""
     for named in (True, False):
         for repeat in repeats(nodes, LOOPS.max_unrolled_steps, named=named):
@@ -81,7 +81,7 @@ def _device(nodes: Iterable[fx.Node]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
+def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
     """The loop of a stretch, if it is one: of all its steps, or of the longest run of steps that are alike."""
     period, shift = repeat.period, shift_of(nodes, repeat)
     start, count = repeat.start + shift, repeat.steps - (shift > 0)
@@ -100,7 +100,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
-                return Loop(steps, body, stacked, ends, written, idle)
+                return ScannedLoop(steps, body, stacked, ends, written, idle)
             except BeginsUnlike as why:
                 LOG.info("%s: the loop begins with the next one", why)
                 first += 1
@@ -113,7 +113,9 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
 # --- the body ---
 
 
-def _made(found: Steps) -> tuple[Steps, fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
+def _made(
+    found: EqualSteps,
+) -> tuple[EqualSteps, fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
     """The steps as a loop runs them, and what `_body` says of them. Raises Unlike."""
     try:
         steps = lift_products(found)
@@ -123,7 +125,7 @@ def _made(found: Steps) -> tuple[Steps, fx.GraphModule, tuple[int, ...], dict[in
         return steps, *_body(steps)
 
 
-def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
+def _leaving(found: EqualSteps) -> tuple[tuple[int, ...], dict[int, int]]:
     """Numbers of the nodes of a step: carried ones of which only what the last step makes is read outside are second,
     with the carried values that they are; all others that are read outside are first."""
     windows = found.windows
@@ -137,7 +139,7 @@ def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
 
 
 def _body(
-    found: Steps,
+    found: EqualSteps,
 ) -> tuple[fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
     """The body of the steps, what of each step is stacked, what of the last is read, and what it takes that gets no
     gradient. Raises Unlike."""
@@ -179,7 +181,7 @@ def _body(
 
 
 def _given(
-    found: Steps, graph: fx.Graph, root: torch.nn.Module
+    found: EqualSteps, graph: fx.Graph, root: torch.nn.Module
 ) -> tuple[dict[object, fx.Node], list[object]]:
     """The placeholders of a body by what they stand for, and what stands for their values. Functions that steps call
     are attributes of `root`."""
@@ -211,7 +213,7 @@ def _given(
     return values, samples
 
 
-def _check_kinds(found: Steps, stacked: Sequence[int]) -> None:
+def _check_kinds(found: EqualSteps, stacked: Sequence[int]) -> None:
     """Raise Unlike for values that no scan carries or stacks."""
     windows = found.windows
     left = [*(found.value_of(m) for m in (*(m for m, _ in found.carried), *stacked)), *found.values_stored]
@@ -232,7 +234,7 @@ def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _copied(
-    graph: fx.Graph, found: Steps, node: fx.Node, m: int, values: dict[object, fx.Node]
+    graph: fx.Graph, found: EqualSteps, node: fx.Node, m: int, values: dict[object, fx.Node]
 ) -> fx.Node:  # fmt: skip
     """A node of step 1 in the body."""
     count = iter(range(1 << 30))
@@ -267,12 +269,12 @@ def _copied(
     return fill(graph, made, next(iter(numbers.values())), node) if numbers and fills else made
 
 
-def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:
+def _read_outside(found: EqualSteps, k: int, m: int, inside: set[fx.Node]) -> bool:
     return any(u not in inside for u in found.windows[k][m].users)
 
 
 def _check(
-    found: Steps, body: fx.GraphModule, samples: Sequence[object], keys: Sequence[object], stacked: Sequence[int]
+    found: EqualSteps, body: fx.GraphModule, samples: Sequence[object], keys: Sequence[object], stacked: Sequence[int]
 ) -> None:  # fmt: skip
     """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made, and
     Writes if it writes into some of `samples`, which stand at `keys`."""

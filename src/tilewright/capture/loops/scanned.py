@@ -22,7 +22,7 @@ from .lifted import PRODUCTS
 from .nodes import val_of
 from .numbers.stepping import type_of
 from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
-from .unrolled import TAKES, Lifted, Numbers, Own, Sliced, Steps, Taken
+from .unrolled import TAKES, EqualSteps, Lifted, Numbers, Own, Sliced, Taken
 
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""
@@ -32,13 +32,13 @@ _FILLS = (torch.zeros, torch.ones, torch.full)
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class ScannedLoop:
     """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
     then `stacked`, numbers of nodes of a step that something outside of the steps reads. The nodes `ends`, with the
     numbers of the carried values that they make, have no stack: only what the last step makes is read there. Something
     writes to `written` after the steps. What it takes at the places `idle` gets no gradient through it."""
 
-    found: Steps
+    found: EqualSteps
     body: fx.GraphModule
     stacked: tuple[int, ...]
     ends: Mapping[int, int]
@@ -92,7 +92,7 @@ class Scan(torch.nn.Module):
         return tuple(map(from_inexact, made, kinds) if trains else made)
 
 
-def replace_by_scan(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
+def replace_by_scan(gm: fx.GraphModule, loop: ScannedLoop) -> fx.GraphModule:
     """The graph with the scan in the place of the steps."""
     found = loop.found
     inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)
@@ -130,7 +130,7 @@ class _Placed:
     """Makes the scan and what stands for values of its steps."""
 
     def __init__(
-        self, graph: fx.Graph, loop: Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
+        self, graph: fx.Graph, loop: ScannedLoop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
         self.silent = nodes_without_gradients(next(iter(inside)).graph.nodes)

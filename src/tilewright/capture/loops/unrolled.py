@@ -74,7 +74,7 @@ class PartWrite:
 
 
 @dataclass(slots=True)
-class Steps:
+class EqualSteps:
     """Equal steps: `windows[k]` are the nodes of step k, and node number m of each does the same."""
 
     windows: list[list[fx.Node]]
@@ -193,9 +193,9 @@ def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     return type(now) is type(before) and now == before
 
 
-def classify_reads(windows: list[list[fx.Node]]) -> Steps:
+def classify_reads(windows: list[list[fx.Node]]) -> EqualSteps:
     """The steps with what they read. Raises Unlike."""
-    made = Steps(windows)
+    made = EqualSteps(windows)
     where = [{n: m for m, n in enumerate(window)} for window in windows]
     for m, node in enumerate(windows[1]):
         sliced = _sliced([window[m] for window in windows], where)
@@ -209,7 +209,7 @@ def classify_reads(windows: list[list[fx.Node]]) -> Steps:
     return made
 
 
-def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
+def _stored(made: EqualSteps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
     """Whether a node writes part after part of one tensor of outside. Noted."""
     nodes = [window[m] for window in made.windows]
     base = nodes[1].args[0] if nodes[1].target is operator.setitem else None
@@ -229,7 +229,7 @@ def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
 
 
 def _read(
-    made: Steps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
+    made: EqualSteps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
 ) -> None:
     """Note where argument `at` (number of a node, and of its argument) comes from, which is across[k] in step k."""
     second = across[1]
@@ -262,7 +262,7 @@ def _read(
 
 
 def _carried(
-    made: Steps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
+    made: EqualSteps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
 ) -> bool:
     """Whether an argument is what a step before made. Noted with what stands for it in the first steps."""
     count, last = len(across), cast(fx.Node, across[-1])
@@ -287,7 +287,7 @@ def _carried(
     return True
 
 
-def _own(made: Steps, nodes: Sequence[fx.Node]) -> Own:
+def _own(made: EqualSteps, nodes: Sequence[fx.Node]) -> Own:
     """The tensors that steps read, each one of its own. Raises BeginsUnlike for such of unlike types, and for large
     ones: they are copied into one tensor at each call. (Layers behind each other, of weights of their own, are no
     loop.)"""

@@ -18,7 +18,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from torch import Tensor
 
 from tilewright.capture.onnx.values.run import TooLarge, Value, as_host, as_tensor, size_limit
-from tilewright.capture.onnx.values.traced import Kind, Subgraph, Val
+from tilewright.capture.onnx.values.traced import Subgraph, Val, ValueKind
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 from tilewright.tuning.input_limits import MODEL_FILES
 
@@ -33,8 +33,8 @@ from .nodes import (
 )
 from .program import (
     Convert,
-    Program,
-    Step,
+    OnnxProgram,
+    OnnxStep,
     convert_host,
     convert_scalar,
     convert_tensor,
@@ -64,12 +64,12 @@ class Context:
 
 
 @dataclass
-class Scope:
+class NameScope:
     """Names visible to a list of nodes; `opsets` gives the versions in force."""
 
-    builder: Builder
+    builder: ProgramBuilder
     opsets: Mapping[str, int]
-    parent: Scope | None = None
+    parent: NameScope | None = None
     names: dict[str, Val | None] = field(default_factory=dict)
     attributes: Mapping[str, AttributeProto] | None = None
     depth: int = 0
@@ -78,7 +78,7 @@ class Scope:
         """The value of a name; None for an absent optional input; ModelError if nothing defines it."""
         if not name:
             return None
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
@@ -91,14 +91,14 @@ class Scope:
         )
 
 
-class Builder:
+class ProgramBuilder:
     """Collects the steps of one program. `parent` is the builder of the enclosing program, if any."""
 
-    def __init__(self, context: Context, parent: Builder | None = None) -> None:
+    def __init__(self, context: Context, parent: ProgramBuilder | None = None) -> None:
         self.context = context
         self.parent = parent
         self.template: list[object] = [None, None]  # slot 0: device, slot 1: absent optional
-        self.steps: list[Step] = []
+        self.steps: list[OnnxStep] = []
         self.captures: list[tuple[int, int]] = []
         self._local: dict[int, int] = {}
         self._shared: list[object] = []
@@ -126,13 +126,13 @@ class Builder:
                 self.context.constants.append((val, slot))
         return self._local[key]
 
-    def value(self, kind: Kind) -> Val:
+    def value(self, kind: ValueKind) -> Val:
         """A new value made by this program."""
         return Val(kind, self, self.new_slot())
 
     # nodes
 
-    def add_nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
+    def add_nodes(self, nodes: Iterable[NodeProto], scope: NameScope) -> None:
         """Add nodes in order; their outputs enter `scope`."""
         for index, node in enumerate(nodes):
             self.context.nodes += 1
@@ -143,7 +143,7 @@ class Builder:
             except TilewrightError as error:
                 raise completed(error, label_of(node, index))  # noqa: B904  (the same error)
 
-    def add_node(self, node: NodeProto, scope: Scope, index: int) -> None:
+    def add_node(self, node: NodeProto, scope: NameScope, index: int) -> None:
         """Resolve one node: constant, control flow, own function, function body, in that order."""
         label = label_of(node, index)
         domain = "" if node.domain == "ai.onnx" else node.domain
@@ -166,7 +166,7 @@ class Builder:
                 scope.names[name] = val
 
     def add_operator(
-        self, node: NodeProto, domain: str, version: int, vals: list[Val | None], scope: Scope, label: str
+        self, node: NodeProto, domain: str, version: int, vals: list[Val | None], scope: NameScope, label: str
     ) -> list[Val | None]:
         """One node with an entry in the table, or with a function body in the standard."""
         entry = lookup(domain, node.op_type, version)
@@ -191,7 +191,7 @@ class Builder:
                 place=label,
                 hint="dequantise the weight first, or store it as int8",
             )
-        constant = all(v is None or v.kind is Kind.CONST for v in vals)
+        constant = all(v is None or v.kind is ValueKind.CONST for v in vals)
         if constant and entry.pure:
             folded = self.fold(entry, keywords, vals, len(node.output), label)
             if folded is not None and folded[0] is not None and entry.name == "Constant":
@@ -201,7 +201,7 @@ class Builder:
         return self.emit(entry, keywords, vals, len(node.output), label)
 
     def keywords(
-        self, node: NodeProto, entry: OpDef, version: int, scope: Scope, label: str
+        self, node: NodeProto, entry: OpDef, version: int, scope: NameScope, label: str
     ) -> dict[str, object]:
         """The node's attributes as keyword arguments, plus the extras that the function asks for."""
         result: dict[str, object] = {}
@@ -228,7 +228,7 @@ class Builder:
             result["opset"] = version
         return result
 
-    def resolve(self, attribute: AttributeProto, scope: Scope) -> AttributeProto | None:
+    def resolve(self, attribute: AttributeProto, scope: NameScope) -> AttributeProto | None:
         """An attribute of a function body may stand for one of the caller's; None when that is absent."""
         if not attribute.ref_attr_name:
             return attribute
@@ -303,7 +303,8 @@ class Builder:
         if size > MODEL_FILES.max_folded_bytes:
             return None
         return [
-            Val(Kind.CONST, const=c.detach().contiguous()) if isinstance(c, Tensor) else None for c in consts
+            Val(ValueKind.CONST, const=c.detach().contiguous()) if isinstance(c, Tensor) else None
+            for c in consts
         ]
 
     def emit(
@@ -315,10 +316,10 @@ class Builder:
         label: str,
     ) -> list[Val | None]:
         """One step: the function with its attributes bound, behind the conversions that its inputs need."""
-        surely = any(v.kind is Kind.TENSOR for v in vals if v is not None)
+        surely = any(v.kind is ValueKind.TENSOR for v in vals if v is not None)
         host_function = None if surely else lookup_host(entry.domain, entry.name)
         at_host = [v for i, v in enumerate(vals) if v is not None and i in entry.host]
-        reads = any(v.kind is Kind.TENSOR for v in at_host)
+        reads = any(v.kind is ValueKind.TENSOR for v in at_host)
         if reads or entry.reads_data:
             self.context.data_dependent.append(label)
         ins: list[int] = []
@@ -333,7 +334,7 @@ class Builder:
         if number is not None:
             operand = vals[number]
             assert operand is not None
-            if operand.kind is Kind.CONST and operand.const is not None and operand.const.dim() > 0:
+            if operand.kind is ValueKind.CONST and operand.const is not None and operand.const.dim() > 0:
                 call = scalar_call(call, operand.const.dim(), number)
         wants_device = "device" in entry.names
         converted = wants_device or host_function is not None or any(c is not None for c in converts)
@@ -341,7 +342,7 @@ class Builder:
             call = tensor_call(call, converts, wants_device)
         if host_function is not None:
             call = host_call(partial(host_function, **keywords), call)
-        kind = Kind.MAYBE if entry.gives_host or host_function is not None else Kind.TENSOR
+        kind = ValueKind.MAYBE if entry.gives_host or host_function is not None else ValueKind.TENSOR
         outs = [self.value(kind) for _ in range(outputs)]
         self.add_step(call, ([0] if converted else []) + ins, outs, label, order_strides=not entry.view)
         return list(outs)
@@ -353,17 +354,17 @@ class Builder:
         if val is None:
             return 1, None
         if on_host:
-            if val.kind is Kind.CONST:
+            if val.kind is ValueKind.CONST:
                 return self.new_slot(val.host()), None
             return self.slot_of(val), convert_host
-        if val.kind is Kind.CONST:
+        if val.kind is ValueKind.CONST:
             assert val.const is not None
             if number:
                 return self.new_slot(val.host().item()), None
             if dynamic and val.const.numel() <= MODEL_FILES.max_host_constant_elements:
                 return self.new_slot(val.host()), convert_tensor
             return self.slot_of(val), None
-        if val.kind is Kind.MAYBE:
+        if val.kind is ValueKind.MAYBE:
             return self.slot_of(val), convert_scalar if number else convert_tensor
         return self.slot_of(val), None
 
@@ -378,9 +379,9 @@ class Builder:
         """Append one step. It takes over the data-dependent nodes noted since the last one."""
         data = tuple(self.context.data_dependent[self._mark :])
         self._mark = len(self.context.data_dependent)
-        maybe = any(v.kind is Kind.MAYBE for v in outs)
+        maybe = any(v.kind is ValueKind.MAYBE for v in outs)
         self.steps.append(
-            Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, order_strides, maybe, data)
+            OnnxStep(call, tuple(ins), tuple(v.slot for v in outs), (), label, order_strides, maybe, data)
         )
 
     # bodies
@@ -390,7 +391,7 @@ class Builder:
         function: FunctionProto,
         node: NodeProto,
         vals: list[Val | None],
-        scope: Scope,
+        scope: NameScope,
         label: str,
         defaults: Mapping[str, AttributeProto] | None = None,
     ) -> list[Val | None]:
@@ -405,23 +406,23 @@ class Builder:
             if resolved is not None:
                 attributes[attribute.name] = resolved
         opsets = opset_table(function.opset_import) or dict(scope.opsets)
-        inner = Scope(self, opsets, attributes=attributes, depth=scope.depth + 1)
+        inner = NameScope(self, opsets, attributes=attributes, depth=scope.depth + 1)
         for i, name in enumerate(function.input):
             inner.names[name] = vals[i] if i < len(vals) else None
         self.add_nodes(function.node, inner)
         return [inner.find(name, label) for name in function.output]
 
     def subgraph(
-        self, graph: GraphProto, scope: Scope, formals: Sequence[Kind]
-    ) -> tuple[Subgraph, list[int], list[Kind]]:
+        self, graph: GraphProto, scope: NameScope, formals: Sequence[ValueKind]
+    ) -> tuple[Subgraph, list[int], list[ValueKind]]:
         """A body as its own program. Returns it, the slots that it captures here, the kinds of its outputs.
 
         `formals` are the kinds of the body's inputs: TENSOR ones must be given tensors.
         """
         if len(graph.input) != len(formals):
             raise ModelError(f"a body has {len(graph.input)} inputs, not {len(formals)}", phase="capture")
-        inner = Builder(self.context, self)
-        body_scope = Scope(inner, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
+        inner = ProgramBuilder(self.context, self)
+        body_scope = NameScope(inner, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
         if body_scope.depth > MODEL_FILES.max_depth:
             raise ModelError(f"bodies nest deeper than {MODEL_FILES.max_depth}", phase="capture")
         inputs = [inner.value(kind) for kind in formals]
@@ -431,19 +432,21 @@ class Builder:
         inner.add_nodes(graph.node, body_scope)
         results = [body_scope.find(o.name, graph.name) for o in graph.output]
         program = inner.finish([v.slot for v in inputs], results)
-        kinds = [Kind.CONST if r is None else r.kind for r in results]
+        kinds = [ValueKind.CONST if r is None else r.kind for r in results]
         captured = [outer for outer, _ in inner.captures]
         return Subgraph(program, len(captured)), captured, kinds
 
-    def finish(self, inputs: Sequence[int], results: Sequence[Val | None]) -> Program:
+    def finish(self, inputs: Sequence[int], results: Sequence[Val | None]) -> OnnxProgram:
         """Drop steps that nobody reads, note where values die, freeze."""
         outputs = [1 if r is None else self._result_slot(r) for r in results]
         all_inputs = (*inputs, *(local for _, local in self.captures))
-        return Program(tuple(self.template), tuple(all_inputs), tuple(outputs), prune(self.steps, outputs))
+        return OnnxProgram(
+            tuple(self.template), tuple(all_inputs), tuple(outputs), prune(self.steps, outputs)
+        )
 
     def _result_slot(self, val: Val) -> int:
         if (
-            val.kind is Kind.CONST
+            val.kind is ValueKind.CONST
             and self.parent is not None
             and val.const is not None
             and val.const.numel() <= 16
@@ -462,20 +465,20 @@ def _scalar_position(entry: OpDef, vals: Sequence[Val | None]) -> int | None:
         return None
     for i in sorted(entry.scalar, reverse=True):
         val, other = vals[i], vals[1 - i]
-        if val is None or other is None or other.kind is not Kind.TENSOR:
+        if val is None or other is None or other.kind is not ValueKind.TENSOR:
             continue
-        if val.kind is Kind.MAYBE:
+        if val.kind is ValueKind.MAYBE:
             return i
-        if val.kind is Kind.CONST and val.const is not None and val.const.numel() == 1:
+        if val.kind is ValueKind.CONST and val.const is not None and val.const.numel() == 1:
             return i
     return None
 
 
-ControlBuilder = Callable[[Builder, NodeProto, list["Val | None"], Scope, str], list["Val | None"]]
+ControlBuilder = Callable[[ProgramBuilder, NodeProto, list["Val | None"], NameScope, str], list["Val | None"]]
 """Adds one control flow node: (builder, node, inputs, scope, label) to its outputs."""
 
 
-def add_initialisers(graph: GraphProto, scope: Scope) -> None:
+def add_initialisers(graph: GraphProto, scope: NameScope) -> None:
     """Enter the constants of a graph into its scope."""
     folder = scope.builder.context.folder
     if graph.sparse_initializer:
@@ -486,4 +489,4 @@ def add_initialisers(graph: GraphProto, scope: Scope) -> None:
         if proto.name in scope.names:
             raise ModelError(f"two initialisers are named {proto.name!r}", phase="capture", place=graph.name)
         narrow = proto.data_type in NARROW
-        scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder), narrow=narrow)
+        scope.names[proto.name] = Val(ValueKind.CONST, const=tensor_of(proto, folder), narrow=narrow)

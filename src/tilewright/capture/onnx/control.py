@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tilewright.capture.onnx.ops.attention import flex_attention
 from tilewright.capture.onnx.values.run import Host, Value, as_tensor, scalar, sym_max, torch_dtype
-from tilewright.capture.onnx.values.traced import Kind, Subgraph, Val
+from tilewright.capture.onnx.values.traced import Subgraph, Val, ValueKind
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.tuning.input_limits import LOOP_LIMITS, MODEL_FILES
 
-from .build import Builder, ControlBuilder, Scope, add_initialisers
-from .looped import Operands, Steps, becomes_one_op, looped
+from .build import ControlBuilder, NameScope, ProgramBuilder, add_initialisers
+from .looped import OnnxSteps, Operands, becomes_one_op, looped
 
 
 def _graph(node: NodeProto, name: str, label: str) -> GraphProto:
@@ -59,7 +59,7 @@ def read_count(value: Value) -> int:
     return int(value.int())
 
 
-def _operand_slot(builder: Builder, val: Val | None) -> int:
+def _operand_slot(builder: ProgramBuilder, val: Val | None) -> int:
     """The slot of a carried value: small integer constants enter as host values."""
     if val is None:
         return 1
@@ -77,21 +77,21 @@ def _run_if(
 
 
 def build_if(
-    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    builder: ProgramBuilder, node: NodeProto, vals: list[Val | None], scope: NameScope, label: str
 ) -> list[Val | None]:
     """A constant condition inlines its branch; another becomes a step with two programs."""
     flag = vals[0]
     if flag is None:
         raise ModelError("the condition is missing", phase="capture", op="If", place=label)
     branches = [_graph(node, name, label) for name in ("then_branch", "else_branch")]
-    if flag.kind is Kind.CONST:
+    if flag.kind is ValueKind.CONST:
         graph = branches[0] if bool(flag.host().item()) else branches[1]
-        inner = Scope(builder, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
+        inner = NameScope(builder, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
         add_initialisers(graph, inner)
         builder.add_nodes(graph.node, inner)
         return [inner.find(o.name, label) for o in graph.output]
     listed = len(builder.context.data_dependent)
-    if flag.kind is Kind.TENSOR:
+    if flag.kind is ValueKind.TENSOR:
         builder.context.data_dependent.append(label)
     then, then_slots, then_kinds = builder.subgraph(branches[0], scope, [])
     other, other_slots, other_kinds = builder.subgraph(branches[1], scope, [])
@@ -99,7 +99,7 @@ def build_if(
         raise ModelError("the branches have different outputs", phase="capture", op="If", place=label)
     tensors = len(builder.context.data_dependent) > listed
     outs = [
-        builder.value(Kind.TENSOR if tensors or a is b is Kind.TENSOR else Kind.MAYBE)
+        builder.value(ValueKind.TENSOR if tensors or a is b is ValueKind.TENSOR else ValueKind.MAYBE)
         for a, b in zip(then_kinds[: len(node.output)], other_kinds, strict=False)
     ]
     ins = [0, builder.slot_of(flag), *then_slots, *other_slots]
@@ -108,23 +108,25 @@ def build_if(
 
 
 @dataclass(frozen=True)
-class LoopBody:
+class OnnxLoopBody:
     """The body of a `Loop`: the kinds of its carried values, what it declares of its scan outputs, and whether carried
     values leave the loop as tensors; `label` names the node."""
 
     body: Subgraph
-    formals: tuple[Kind, ...]
+    formals: tuple[ValueKind, ...]
     elements: tuple[Element, ...]
     tensors: bool
     label: str
 
 
-def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *rest: Value) -> object:
+def _run_loop(loop: OnnxLoopBody, device: torch.device, trips: Value, flag: Value, *rest: Value) -> object:
     body, formals, elements = loop.body, loop.formals, loop.elements
 
     def as_tensors(values: Sequence[Value]) -> list[Value]:
         """Values whose formal is a tensor as tensors."""
-        return [as_tensor(v, device) if k is Kind.TENSOR else v for v, k in zip(values, formals, strict=True)]
+        return [
+            as_tensor(v, device) if k is ValueKind.TENSOR else v for v, k in zip(values, formals, strict=True)
+        ]
 
     carried = len(formals)
     state, captured = as_tensors(rest[:carried]), rest[carried:]
@@ -155,8 +157,13 @@ def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *
 
 
 def _loop_as_op(
-    loop: LoopBody, device: torch.device, trips: Value, flag: Value, state: Sequence[Value], captured: Sequence[Value]
-) -> tuple[Tensor, ...] | None:  # fmt: skip
+    loop: OnnxLoopBody,
+    device: torch.device,
+    trips: Value,
+    flag: Value,
+    state: Sequence[Value],
+    captured: Sequence[Value],
+) -> tuple[Tensor, ...] | None:
     """The loop as one op, where the trace keeps loops."""
     collected = len(loop.elements)
     steps = trips.int() if isinstance(trips, Host) else None
@@ -177,7 +184,7 @@ def _loop_as_op(
         return loop.body.program.run(device, [counter, scalar(True, torch.bool), *now, *rest])
 
     going = flag.reshape(()) if isinstance(flag, Tensor) else None
-    return looped(run, Steps(steps, collected, going), Operands(tensors, (), captured), device)
+    return looped(run, OnnxSteps(steps, collected, going), Operands(tensors, (), captured), device)
 
 
 @dataclass(frozen=True)
@@ -217,20 +224,22 @@ def _is_small_integer(val: Val) -> bool:
 
 
 def _loop_body(
-    builder: Builder, graph: GraphProto, scope: Scope, carried: Sequence[Val | None], label: str
-) -> tuple[Subgraph, list[int], list[Kind], list[Kind]]:
+    builder: ProgramBuilder, graph: GraphProto, scope: NameScope, carried: Sequence[Val | None], label: str
+) -> tuple[Subgraph, list[int], list[ValueKind], list[ValueKind]]:
     """The body with the kinds of its carried values: host values only if they stay such in every iteration."""
     formals = [
-        Kind.MAYBE if v is None or v.kind is Kind.MAYBE or _is_small_integer(v) else Kind.TENSOR
+        ValueKind.MAYBE
+        if v is None or v.kind is ValueKind.MAYBE or _is_small_integer(v)
+        else ValueKind.TENSOR
         for v in carried
     ]
     listed = len(builder.context.data_dependent)
     while True:
-        body, captured, kinds = builder.subgraph(graph, scope, [Kind.MAYBE, Kind.MAYBE, *formals])
+        body, captured, kinds = builder.subgraph(graph, scope, [ValueKind.MAYBE, ValueKind.MAYBE, *formals])
         if len(kinds) < 1 + len(formals):
             raise ModelError("the body has too few outputs", phase="capture", op="Loop", place=label)
         changed = [
-            Kind.TENSOR if after is Kind.TENSOR else before
+            ValueKind.TENSOR if after is ValueKind.TENSOR else before
             for before, after in zip(formals, kinds[1 : 1 + len(formals)], strict=True)
         ]
         if changed == formals:
@@ -240,21 +249,21 @@ def _loop_body(
 
 
 def build_loop(
-    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    builder: ProgramBuilder, node: NodeProto, vals: list[Val | None], scope: NameScope, label: str
 ) -> list[Val | None]:
     """A loop becomes one step; while torch captures, a known trip count unrolls it."""
     vals = vals + [None] * (2 - len(vals))
     graph = _graph(node, "body", label)
     listed = len(builder.context.data_dependent)
     body, captured, kinds, formals = _loop_body(builder, graph, scope, vals[2:], label)
-    if kinds[0] is Kind.TENSOR or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
+    if kinds[0] is ValueKind.TENSOR or any(v is not None and v.kind is ValueKind.TENSOR for v in vals[:2]):
         builder.context.data_dependent.append(label)
     scans = len(kinds) - 1 - len(formals)
     tensors = len(builder.context.data_dependent) > listed
-    carried = [Kind.TENSOR if tensors else kind for kind in formals]
-    outs = [builder.value(kind) for kind in [*carried, *[Kind.TENSOR] * scans][: len(node.output)]]
+    carried = [ValueKind.TENSOR if tensors else kind for kind in formals]
+    outs = [builder.value(kind) for kind in [*carried, *[ValueKind.TENSOR] * scans][: len(node.output)]]
     ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
-    loop = LoopBody(body, tuple(formals), _elements(graph, scans), tensors, label)
+    loop = OnnxLoopBody(body, tuple(formals), _elements(graph, scans), tensors, label)
     builder.add_step(partial(_run_loop, loop), ins, outs, label)
     return list(outs)
 
@@ -316,7 +325,7 @@ def _scan_as_op(
     slices = [turned(x.movedim(a, 0), b) for x, a, b in zip(scanned, in_axes, in_back, strict=True)]
     tensors = [v for v in state if isinstance(v, Tensor)]
     steps = slices[0].shape[0]
-    walk = Steps(steps, len(out_axes), backwards=backwards)
+    walk = OnnxSteps(steps, len(out_axes), backwards=backwards)
     made = looped(run, walk, Operands(tensors, slices, captured), device)
     if made is None:
         return None
@@ -340,7 +349,7 @@ def _run_batched_scan(
 
 
 def build_scan(
-    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    builder: ProgramBuilder, node: NodeProto, vals: list[Val | None], scope: NameScope, label: str
 ) -> list[Val | None]:
     """A scan becomes one step that unrolls over the length of the scanned axis."""
     count = _int(node, "num_scan_inputs", 1)
@@ -353,7 +362,7 @@ def build_scan(
         vals = vals[1:]
     states = len(vals) - count
     graph = _graph(node, "body", label)
-    body, captured, kinds = builder.subgraph(graph, scope, [Kind.TENSOR] * len(vals))
+    body, captured, kinds = builder.subgraph(graph, scope, [ValueKind.TENSOR] * len(vals))
     results = len(kinds) - states
     if count < 1 or states < 0 or results < 0:
         raise ModelError("wrong number of scan inputs or outputs", phase="capture", op="Scan", place=label)
@@ -372,7 +381,7 @@ def build_scan(
             return _run_batched_scan(inner, device, operands, *args)
 
         run = run_batched
-    outs = [builder.value(Kind.TENSOR) for _ in node.output]
+    outs = [builder.value(ValueKind.TENSOR) for _ in node.output]
     builder.add_step(
         run, [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured], outs, label
     )
@@ -392,11 +401,11 @@ def _run_sequence_map(body: Subgraph, operands: int, device: torch.device, *args
 
 
 def build_sequence_map(
-    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    builder: ProgramBuilder, node: NodeProto, vals: list[Val | None], scope: NameScope, label: str
 ) -> list[Val | None]:
     """Map a body over the elements of a sequence."""
-    body, captured, _ = builder.subgraph(_graph(node, "body", label), scope, [Kind.TENSOR] * len(vals))
-    outs = [builder.value(Kind.TENSOR) for _ in node.output]
+    body, captured, _ = builder.subgraph(_graph(node, "body", label), scope, [ValueKind.TENSOR] * len(vals))
+    outs = [builder.value(ValueKind.TENSOR) for _ in node.output]
     ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
     builder.add_step(partial(_run_sequence_map, body, len(vals)), ins, outs, label)
     return list(outs)
@@ -433,7 +442,7 @@ def _run_flex(
 
 
 def build_flex_attention(
-    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    builder: ProgramBuilder, node: NodeProto, vals: list[Val | None], scope: NameScope, label: str
 ) -> list[Val | None]:
     """Attention with bodies that modify scores and probabilities."""
     names = {a.name: a for a in node.attribute}
@@ -442,12 +451,12 @@ def build_flex_attention(
     for name in ("score_mod", "prob_mod"):
         body = None
         if name in names:
-            body, slots, _ = builder.subgraph(names[name].g, scope, [Kind.TENSOR])
+            body, slots, _ = builder.subgraph(names[name].g, scope, [ValueKind.TENSOR])
             captured += slots
         bodies.append(body)
     scale = names["scale"].f if "scale" in names else None
     precision = names["softmax_precision"].i if "softmax_precision" in names else None
-    outs = [builder.value(Kind.TENSOR) for _ in node.output]
+    outs = [builder.value(ValueKind.TENSOR) for _ in node.output]
     ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
     builder.add_step(
         partial(_run_flex, FlexAttention(bodies[0], bodies[1], scale, precision)), ins, outs, label

@@ -26,7 +26,7 @@ def becomes_one_op(steps: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Steps:
+class OnnxSteps:
     """At most `most` steps (None: any number), the first of which runs if `going` says so, and how many values are
     `collected` in each. Those that run `backwards` begin at the last slice."""
 
@@ -46,7 +46,7 @@ class Operands:
     outer: Sequence[Value]
 
 
-def looped(run: Run, steps: Steps, operands: Operands, device: torch.device) -> tuple[Tensor, ...] | None:
+def looped(run: Run, steps: OnnxSteps, operands: Operands, device: torch.device) -> tuple[Tensor, ...] | None:
     """The loop as one op; None where it cannot be one: carried values change their shape, or the body's shapes depend
     on the step."""
     carried, slices, outer = operands.carried, operands.slices, operands.outer

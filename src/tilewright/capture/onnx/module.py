@@ -13,14 +13,14 @@ from onnx import FunctionProto, ValueInfoProto
 from torch import Tensor
 
 from tilewright.capture.onnx.values.run import torch_dtype
-from tilewright.capture.onnx.values.traced import Kind, Val
+from tilewright.capture.onnx.values.traced import Val, ValueKind
 from tilewright.errors import ModelError, UnsupportedError
 
 from . import ops
-from .build import Builder, Context, Scope, add_initialisers
+from .build import Context, NameScope, ProgramBuilder, add_initialisers
 from .control import BUILDERS
 from .nodes import opset_table
-from .program import Program, ProgramModule
+from .program import OnnxProgram, ProgramModule
 from .proto import default_opset, read_model
 from .refuse import INTACT, check_types
 
@@ -65,7 +65,7 @@ class OnnxModule(ProgramModule):
 
     def __init__(
         self,
-        program: Program,
+        program: OnnxProgram,
         constants: Sequence[tuple[Tensor, int]],
         input_specs: tuple[InputSpec, ...],
         output_names: tuple[str, ...],
@@ -93,8 +93,8 @@ def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
         for f in model.functions
     }
     context = Context(source.folder, functions, BUILDERS)
-    builder = Builder(context)
-    scope = Scope(builder, opset_table(model.opset_import))
+    builder = ProgramBuilder(context)
+    scope = NameScope(builder, opset_table(model.opset_import))
     add_initialisers(model.graph, scope)
     specs: list[InputSpec] = []
     slots: list[int] = []
@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
                 continue  # an initialiser that is also listed as an input: its default is used
             raise ModelError(f"two inputs are named {info.name!r}", phase="capture", place=source.place)
         specs.append(input_spec(info))
-        val = builder.value(Kind.TENSOR)
+        val = builder.value(ValueKind.TENSOR)
         scope.names[info.name] = val
         slots.append(val.slot)
     builder.add_nodes(model.graph.node, scope)

@@ -16,7 +16,7 @@ Convert = Callable[[Value, torch.device], Value]
 
 
 @dataclass(frozen=True)
-class Step:
+class OnnxStep:
     """One call: read `ins`, write `outs`, then forget `dead`.
 
     `order_strides`: while torch captures symbolic sizes, bring the strides of tensor arguments into a known order.
@@ -34,13 +34,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
+class OnnxProgram:
     """Steps with their slots. Slot 0 holds the device; `template` holds values that never change."""
 
     template: tuple[object, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OnnxStep, ...]
 
     def run(self, device: torch.device, args: Sequence[Value]) -> tuple[Value, ...]:
         """Values of the outputs for the values of the inputs (in the order of `inputs`).
@@ -82,7 +82,7 @@ class ProgramModule(torch.nn.Module):
     Call it with the values of the program's inputs; it returns a tensor for one output, else a tuple.
     """
 
-    def __init__(self, program: Program, constants: Sequence[tuple[torch.Tensor, int]]) -> None:
+    def __init__(self, program: OnnxProgram, constants: Sequence[tuple[torch.Tensor, int]]) -> None:
         """`constants` are tensors with the slots that they fill."""
         super().__init__()
         for i, (tensor, _) in enumerate(constants):
@@ -95,7 +95,7 @@ class ProgramModule(torch.nn.Module):
         self.program = program
         self.constant_slots = tuple(slot for _, slot in constants)
         slots = self.constant_slots + program.inputs
-        self._with_constants = Program(program.template, slots, program.outputs, program.steps)
+        self._with_constants = OnnxProgram(program.template, slots, program.outputs, program.steps)
 
     def constants(self) -> list[torch.Tensor]:
         """The constants in the order of `constant_slots`."""
@@ -127,10 +127,10 @@ def _device_of(values: Sequence[Value]) -> torch.device:
     return torch.device("cpu")
 
 
-def prune(steps: Sequence[Step], outputs: Iterable[int]) -> tuple[Step, ...]:
+def prune(steps: Sequence[OnnxStep], outputs: Iterable[int]) -> tuple[OnnxStep, ...]:
     """The steps that the output slots need, in order, each with the slots that die after it."""
     needed = set(outputs)
-    live: list[Step] = []
+    live: list[OnnxStep] = []
     for step in reversed(steps):
         if not needed.isdisjoint(step.outs):
             dead = sorted({s for s in (*step.ins, *step.outs) if s > 1 and s not in needed})

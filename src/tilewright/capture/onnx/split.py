@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .module import OnnxModule
-from .program import Program, ProgramModule, Step, prune
+from .program import OnnxProgram, OnnxStep, ProgramModule, prune
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def split(module: OnnxModule) -> Split:
     constants = dict(zip(module.constant_slots, module.constants(), strict=True))
     makers = {slot: step for step in program.steps for slot in step.outs}
     levels = _levels(program.steps, makers)
-    groups: dict[int, list[Step]] = {}
+    groups: dict[int, list[OnnxStep]] = {}
     for step in program.steps:
         groups.setdefault(levels[id(step)], []).append(step)
     bodies = {level: _with_sizes(steps, makers) for level, steps in groups.items()}
@@ -84,7 +84,7 @@ def split(module: OnnxModule) -> Split:
         needed = prune(steps, writes)
         reads = sorted(_reads(needed, makers, program, constants))
         used = [(tensor, slot) for slot, tensor in constants.items() if any(slot in s.ins for s in needed)]
-        part = Program(program.template, tuple(reads), tuple(writes), needed)
+        part = OnnxProgram(program.template, tuple(reads), tuple(writes), needed)
         nodes = tuple(label for step in groups[level] for label in step.data)
         segments.append(
             Segment(ProgramModule(part, used), tuple(reads), tuple(writes), level % 2 == 1, nodes)
@@ -93,7 +93,7 @@ def split(module: OnnxModule) -> Split:
     return Split(tuple(segments), program.inputs, program.outputs, fixed)
 
 
-def _levels(steps: Sequence[Step], makers: dict[int, Step]) -> dict[int, int]:
+def _levels(steps: Sequence[OnnxStep], makers: dict[int, OnnxStep]) -> dict[int, int]:
     """Even levels are compiled, odd ones read data; a step stands as early as what it reads allows."""
     levels: dict[int, int] = {}
     for step in steps:
@@ -108,10 +108,10 @@ def _levels(steps: Sequence[Step], makers: dict[int, Step]) -> dict[int, int]:
     return levels
 
 
-def _with_sizes(steps: Sequence[Step], makers: dict[int, Step]) -> list[Step]:
+def _with_sizes(steps: Sequence[OnnxStep], makers: dict[int, OnnxStep]) -> list[OnnxStep]:
     """The steps of a group, behind copies of the host arithmetic of other groups that they need."""
     inside = {id(step) for step in steps}
-    copies: dict[int, Step] = {}
+    copies: dict[int, OnnxStep] = {}
     todo = list(steps)
     while todo:
         for slot in todo.pop().ins:
@@ -127,7 +127,7 @@ def _with_sizes(steps: Sequence[Step], makers: dict[int, Step]) -> list[Step]:
 
 
 def _reads(
-    steps: Sequence[Step], makers: dict[int, Step], program: Program, constants: dict[int, Tensor]
+    steps: Sequence[OnnxStep], makers: dict[int, OnnxStep], program: OnnxProgram, constants: dict[int, Tensor]
 ) -> set[int]:
     """The values that the steps take from outside, constants left out."""
     made = {slot for step in steps for slot in step.outs}

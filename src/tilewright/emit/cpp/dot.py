@@ -12,7 +12,7 @@ from .scope import bare
 from .statements import Body
 
 
-class Product:
+class ProductPrinter:
     """Prints one product of blocks."""
 
     def __init__(self, body: Body, s: Dot, kernel: MicroKernel) -> None:
@@ -74,4 +74,4 @@ class Product:
 
 def dot(body: Body, s: Dot, kernel: MicroKernel) -> None:
     """Print a product of blocks."""
-    Product(body, s, kernel).run()
+    ProductPrinter(body, s, kernel).run()

@@ -38,7 +38,7 @@ class Address:
     index: str | None = None
 
 
-class Memory:
+class MemoryPrinter:
     """Prints memory accesses of the current unit."""
 
     def __init__(self, expressions: Expressions, buffers: Mapping[str, str]) -> None:

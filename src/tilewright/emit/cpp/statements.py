@@ -34,7 +34,7 @@ from tilewright.ir.selection import IN_PLACE, Access, MicroKernel, RegisterLoop
 from tilewright.lower.legalise.blocks import Dims, blocks_of
 
 from .expr import Expressions, typed
-from .memory import Memory
+from .memory import MemoryPrinter
 from .scope import Lines, Place, Scope, Unit, bare, count_uses
 
 
@@ -57,7 +57,7 @@ class Body:
         self,
         program: TileProgram,
         printer: Expressions,
-        memory: Memory,
+        memory: MemoryPrinter,
         special: Special,
     ) -> None:
         self.program = program

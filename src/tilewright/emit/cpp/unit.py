@@ -20,7 +20,7 @@ from tilewright.tuning.thresholds import CPP_TEXT
 
 from .dot import dot
 from .expr import Expressions
-from .memory import Memory
+from .memory import MemoryPrinter
 from .reduce import Helpers, begin, collapse, merge
 from .scope import Lines, Style, Unit, bare
 from .statements import Body, Special
@@ -187,7 +187,7 @@ class _Kernel:
             lines.put("(void)symbols, (void)worker;")
             printer = Expressions(self.style, self._symbols(found), lines)
             printer.reciprocals = program.reciprocals
-            memory = Memory(printer, self._buffers(used, printer))
+            memory = MemoryPrinter(printer, self._buffers(used, printer))
             special = Special(lambda b, s: collapse(b, s, self.helpers), begin, merge, turn, dot)
             body = Body(program, printer, memory, special)
             self._grid(body)

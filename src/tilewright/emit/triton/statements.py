@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from tilewright.analysis.runs import runs
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr
@@ -31,7 +30,6 @@ from tilewright.ir.program import (
     is_binding,
 )
 from tilewright.ir.selection import MatrixMultiply
-from tilewright.ir.sizes import dims
 
 from .addresses import Places
 from .expr import Expressions
@@ -69,8 +67,6 @@ class Body:
         self.lines = printer.lines
         self.raw: set[int] = set()
         """Halves that are held as what they are."""
-        self.even: set[Axis] = set()
-        """The block axes whose blocks begin at multiples of their tiles."""
         self.places = Places(printer)
         self.split = self.wide or not aligned or program.odd_steps
         """Whether addresses are printed as those of a block and what lies behind them."""
@@ -165,8 +161,6 @@ class Body:
     def bind(self, s: Loop, start: Term, number: str) -> None:
         """Print the values of the axis of `s` in a step that begins at `start`."""
         self.firsts[s.axis] = start
-        self.even -= {s.axis}
-        self.even |= {s.axis} if dims.divisible(s.start, s.tile) else set()
         lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
         if s.tile == 1:
             term = self.printer.spread(start, (), self.printer.index_type)
@@ -205,15 +199,16 @@ class Body:
             offset = self.printer.spread(offset, wanted, self.printer.index_type)
         if offset.number and offset.text == "0":
             return pointer
-        offset = self.told(s.offset, offset, wanted)
+        offset = self.told(s, offset, wanted)
         return f"{pointer} + {offset.at(SUM + 1 if offset.text.startswith('-') else SUM)}"
 
-    def told(self, e: Expr, offset: Term, wanted: tuple[Axis, ...]) -> Term:
-        """An offset, with what is known of its runs where the language's compiler does not see it."""
-        found = runs(e, wanted, self.printer.tiles, self.even) if wanted else None
-        if found is None or all(r.length == 1 for r in found):
+    @staticmethod
+    def told(s: Load | Store, offset: Term, wanted: tuple[Axis, ...]) -> Term:
+        """The offset of an access, with what is told of its runs."""
+        if not s.runs:
             return offset
-        lengths, multiples = [r.length for r in found], [r.multiple for r in found]
+        along = {r.axis: r for r in s.runs}
+        lengths, multiples = [along[a].length for a in wanted], [along[a].multiple for a in wanted]
         return Term(f"tl.max_contiguous(tl.multiple_of({offset.text}, {multiples}), {lengths})", ATOM, wanted)
 
     def offset(self, s: Load | Store) -> Term:

@@ -8,7 +8,7 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, make
 from tilewright.ir.reduction import Reduction
-from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop
+from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop, Run
 
 
 class Place(Enum):
@@ -67,7 +67,8 @@ class Load:
     only a hint, may lie outside the buffer, and changes nothing. With a `descriptor`, the block of it at the indices
     `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
     load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
-    of blocks read it. `access`: how the block moves (None: along the vector axis)."""
+    of blocks read it. `access`: how the block moves (None: along the vector axis). `runs`: what is to be told of how
+    its elements lie, an entry for each block axis that it may have."""
 
     var: Var
     buffer: Buffer
@@ -79,6 +80,7 @@ class Load:
     at: tuple[Expr, ...] = ()
     as_stored: bool = False
     access: Access | None = None
+    runs: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class Compute:
 class Store:
     """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
 
-    Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches."""
+    Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches.
+    `access` and `runs` are as those of a load."""
 
     buffer: Buffer
     offset: Expr
@@ -102,6 +105,7 @@ class Store:
     mask: Expr | None = None
     stream: Expr | None = None
     access: Access | None = None
+    runs: tuple[Run, ...] = ()
 
     @property
     def unrounded(self) -> Expr:

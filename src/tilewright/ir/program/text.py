@@ -51,6 +51,11 @@ def _told(selected: object) -> str:
     return "" if selected is None else f" {selected}"
 
 
+def _runs(s: Load | Store) -> str:
+    """What is told of how the elements of an access lie."""
+    return f" in runs of {', '.join(map(str, s.runs))}" if s.runs else ""
+
+
 def _nest(s: Nest) -> str:
     """The head of a nest."""
     over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
@@ -74,14 +79,14 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}"
                 read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
                 lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
-                how = f"{past}{_told(s.access)}"
+                how = f"{past}{_told(s.access)}{_runs(s)}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
                     f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"

@@ -1,5 +1,6 @@
 """For machines whose threads share a grid point: which products a matrix unit does, and how it takes their sides;
-which loops have loads of several steps under way; which loads take descriptors, and which halves stay halves."""
+which loops have loads of several steps under way; which loads take descriptors, and which halves stay halves; what is
+told of accesses."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from tilewright.ir.program import (
 from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
+
+from .runs import tell_runs
 
 MIN_DOT_EXTENT = 16
 """Elements that each side of a block on a matrix unit has at least."""
@@ -53,7 +56,8 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
             case _:
                 return None
 
-    return replace(program, body=rewrite_body(program.body, change), odd_steps=has_odd_steps(program))
+    body = tell_runs(rewrite_body(program.body, change), tiles)
+    return replace(program, body=body, odd_steps=has_odd_steps(program))
 
 
 def block_axes(program: TileProgram) -> dict[Axis, int]:

@@ -55,7 +55,7 @@ MakeReduction = Callable[[str, tuple[Value, ...], TensorExpr], Op]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MaskTiles:
     """Tiles of `rows` values of dim `row` of a mask (None: all rows see the same) and `columns` values of the dim that
     is folded."""
 
@@ -82,7 +82,7 @@ class BlockList:
         return dims.add(*(dims.mul(v.numel, dims.integer(v.dtype.bytes)) for v in made))
 
 
-def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
+def cuts(m: Mask, schedule: Schedule) -> Iterator[MaskTiles]:
     """The tiles that a kernel with the mask has under a schedule; several if it does not show which class is which."""
     shape = m.op.output.shape
     streamed = [
@@ -95,11 +95,13 @@ def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
         tiles = dims.static(dims.ceildiv(s.axis.extent, dims.integer(s.tile)))
         if tiles is not None and tiles < MASKS.min_listed_tiles:
             continue
-        rows = [Cut(s.tile, d, p.tile) for p in parallel for d in m.kept[::-1] if shape[d] is p.axis.extent]
-        yield from rows or [Cut(s.tile)]
+        rows = [
+            MaskTiles(s.tile, d, p.tile) for p in parallel for d in m.kept[::-1] if shape[d] is p.axis.extent
+        ]
+        yield from rows or [MaskTiles(s.tile)]
 
 
-def block_list(m: Mask, cut: Cut, make: MakeReduction, with_rows: bool) -> BlockList | None:
+def block_list(m: Mask, cut: MaskTiles, make: MakeReduction, with_rows: bool) -> BlockList | None:
     """The ops that list the tiles of `cut`; `with_rows`: so that rows that see nothing are in each list, None if that
     cannot be."""
     if with_rows and cut.row is None:
@@ -114,7 +116,7 @@ def block_list(m: Mask, cut: Cut, make: MakeReduction, with_rows: bool) -> Block
     return BlockList(kernels, tiles.output, full.output, some.output, None if sees is None else sees.output)
 
 
-def with_list(m: Mask, cut: Cut, made: BlockList) -> Op:
+def with_list(m: Mask, cut: MaskTiles, made: BlockList) -> Op:
     """The masked op, which knows its list."""
     expr = m.op.expr
     assert expr is not None
@@ -140,7 +142,7 @@ class _Lists:
     """Makes the ops. Dims of what they make: those that the mask depends on, blocks of rows in the place of rows, and
     last that of tiles."""
 
-    def __init__(self, m: Mask, cut: Cut, make: MakeReduction) -> None:
+    def __init__(self, m: Mask, cut: MaskTiles, make: MakeReduction) -> None:
         self.mask, self.cut, self.make = m, cut, make
         self.shape = m.op.output.shape
         self.own = output_axes(self.shape)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.dependence.dependency import Classes, Dependency, classes_of
+from tilewright.analysis.dependence.dependency import Dependency, DimClasses, classes_of
 from tilewright.analysis.predicate import slack_of
 from tilewright.analysis.runtime_checks import from_data, inside_of
 from tilewright.analysis.value.constant_regions import Region, ValueAnalysis
@@ -63,7 +63,7 @@ def _masks(
     ops: Sequence[Op],
     constant: float,
     analysis: ValueAnalysis,
-    classes: Classes,
+    classes: DimClasses,
     outside: Mapping[int, Value],
 ) -> list[Mask]:
     """Those that put `constant`. What is made of masked values is masked already; another mask counts there only if it
@@ -88,7 +88,9 @@ def _masks(
     return found
 
 
-def _mask(op: Op, regions: Sequence[Region], classes: Classes, outside: Mapping[int, Value]) -> Mask | None:
+def _mask(
+    op: Op, regions: Sequence[Region], classes: DimClasses, outside: Mapping[int, Value]
+) -> Mask | None:
     v = op.output
     reduced = [
         d

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.autograd.joint import Compiling, Frozen, Recorder, Seen
+from tilewright.capture.autograd.joint import Compiling, FrozenGraph, Recorder, Seen
 from tilewright.capture.signature import Signature, signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.plan.coverage import Coverage
@@ -240,7 +240,7 @@ class TracedWay(ReportsOfParts):
         around = Surroundings(self.target)
         if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
             return None
-        if isinstance(runner, Frozen):
+        if isinstance(runner, FrozenGraph):
             around.watch(runner.weight_versions)
             inner_given = [inner_given[i] for i in runner.live]
             runner = runner.runner

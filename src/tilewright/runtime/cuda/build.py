@@ -18,7 +18,7 @@ from tilewright.runtime.store.cache import Store, digest
 from tilewright.target import MemoryKind, Target
 
 from . import triton_compat
-from .job import Facts, Job
+from .job import Job, KernelFacts
 from .workers import BuilderDied, workers
 
 LOG = logging.getLogger("tilewright")
@@ -35,7 +35,7 @@ class Built:
     """A kernel in machine code: the folder of its entry in the store, and its facts."""
 
     folder: Path
-    facts: Facts
+    facts: KernelFacts
 
     @property
     def code(self) -> bytes:
@@ -144,7 +144,7 @@ def _stored(store: Store, key: str, job: str, answer: str) -> Path:
             SOURCE: json.loads(job)["text"].encode(),
             FACTS: json.dumps(parts["facts"]).encode(),
         }
-        Facts.from_json(files[FACTS].decode())
+        KernelFacts.from_json(files[FACTS].decode())
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise BuildError(f"a build worker gave no answer: {error}", phase="build") from error
     return store.put(key, files)
@@ -156,7 +156,7 @@ def _loaded(folder: Path | None) -> Built:
         facts = (folder / FACTS).read_text(encoding="utf-8")
     except OSError as error:
         raise _gone(error) from error
-    return Built(folder, Facts.from_json(facts))
+    return Built(folder, KernelFacts.from_json(facts))
 
 
 def _gone(error: OSError) -> BuildError:
@@ -166,7 +166,7 @@ def _gone(error: OSError) -> BuildError:
     )
 
 
-def check_shared(facts: Facts, target: Target, kernel: int = 0) -> None:
+def check_shared(facts: KernelFacts, target: Target, kernel: int = 0) -> None:
     """Raise SharedMemoryExceeded if a kernel needs more shared memory than a block of `target` may have."""
     level = target.level(MemoryKind.SHARED)
     if level is not None and facts.shared > level.capacity:

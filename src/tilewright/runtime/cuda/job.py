@@ -67,7 +67,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class KernelFacts:
     """What is known of a built kernel. Bytes; None where the format does not tell."""
 
     entry: str
@@ -102,7 +102,7 @@ class Facts:
             raise BuildError(f"not the facts of a kernel: {error}", phase="build") from error
 
 
-def _fields(cls: type[Job] | type[Facts], text: str) -> dict[str, Any]:
+def _fields(cls: type[Job] | type[KernelFacts], text: str) -> dict[str, Any]:
     try:
         found: object = json.loads(text)
     except ValueError as error:

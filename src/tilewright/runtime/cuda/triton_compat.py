@@ -19,7 +19,7 @@ from typing import Any
 from tilewright.errors import BuildError
 
 from .binary import resources
-from .job import Box, Facts, Job
+from .job import Box, Job, KernelFacts
 from .ptx import mend_ptx
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
@@ -47,7 +47,7 @@ def version() -> str | None:
         return "unknown"
 
 
-def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
+def compile_job(job: Job, folder: Path) -> tuple[bytes, str, KernelFacts]:
     """Machine code, its readable form, and its facts. `folder` is private and empty; what is in it afterwards has no
     use. Raises BuildError with the first line of what Triton says."""
     try:
@@ -169,7 +169,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {'; '.join(lines[-3:])}"[:600]
 
 
-def _facts(job: Job, built: Any) -> Facts:
+def _facts(job: Job, built: Any) -> KernelFacts:
     data = built.metadata
     for name in ("global_scratch_size", "profile_scratch_size"):
         if getattr(data, name, 0):
@@ -180,7 +180,7 @@ def _facts(job: Job, built: Any) -> Facts:
         registers, spills = resources(built.asm[code], data.name)
     else:
         registers, spills = (_field(built.asm[text], name) for name in ("vgpr_count", "vgpr_spill_count"))
-    return Facts(
+    return KernelFacts(
         entry=data.name,
         shared=data.shared,
         threads=data.num_warps * job.lanes,

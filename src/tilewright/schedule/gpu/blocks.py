@@ -21,7 +21,7 @@ from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
-from tilewright.schedule.table import HELD, Entry, Tuning
+from tilewright.schedule.table import HELD, FastestBlock, Tuning
 from tilewright.target import Target
 from tilewright.tuning.thresholds import (
     CONTRACTION,
@@ -33,7 +33,7 @@ from tilewright.tuning.thresholds import (
 )
 
 from .block_shape import Shape, is_narrow, shape_of
-from .matmul import Blocks, TileLimits, product_blocks
+from .matmul import ProductBlocks, TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
 NOTHING = Tuning()
@@ -66,7 +66,7 @@ def block_schedule(
     differs = kind in ANYWHERE or (kind == "rows" and size > f16.bytes)
     misaligned = (odd and differs) or _is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
-    entry = found or Entry("", 0, 0, per_warp * GPU_BLOCKS.usual_warps, 0, 0, GPU_BLOCKS.usual_stages)
+    entry = found or FastestBlock("", 0, 0, per_warp * GPU_BLOCKS.usual_warps, 0, 0, GPU_BLOCKS.usual_stages)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         beside = _product(t for a, t in inner.items() if a != shape.lane)
         held = found.elements // (GPU_ROWS.choosing_shrink_ratio if _chooses(form, shape.lane) else 1)
@@ -96,14 +96,14 @@ def block_schedule(
         warps = max(1, warps // 2)
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
-    made = schedule_of_blocks(form, shape, Blocks(tiles, warps, entry.stages), most, multiplied=False)
+    made = schedule_of_blocks(form, shape, ProductBlocks(tiles, warps, entry.stages), most, multiplied=False)
     hoisted = GPU_ROWS.max_hoisted_bytes_per_thread * made.launch.warps * target.lanes
     return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=hoisted)
 
 
 def _column_blocks(
-    form: Form, inner: dict[Axis, int], most: Mapping[Axis, int], found: Entry, wide: int
-) -> tuple[dict[Axis, int], Entry]:
+    form: Form, inner: dict[Axis, int], most: Mapping[Axis, int], found: FastestBlock, wide: int
+) -> tuple[dict[Axis, int], FastestBlock]:
     """Blocks that fold columns, `wide` of them: all rows at once where these are few, else a step of rows at a time."""
     narrow = wide < GPU_BLOCKS.enough_contiguous_elements
     if narrow:
@@ -143,7 +143,7 @@ def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, tar
 
 
 def schedule_of_blocks(
-    form: Form, shape: Shape, blocks: Blocks, most: Mapping[Axis, int], *, multiplied: bool
+    form: Form, shape: Shape, blocks: ProductBlocks, most: Mapping[Axis, int], *, multiplied: bool
 ) -> Schedule:
     """The schedule of `blocks`, which have products of blocks if they are `multiplied`."""
     tiles = dict(blocks.tiles)
@@ -354,7 +354,7 @@ def _inner_tiles(
 
 def _chunk_blocks(
     shape: Shape, most: Mapping[Axis, int], cells: int, target: Target, hints: SizeHints
-) -> tuple[dict[Axis, int], Entry]:
+) -> tuple[dict[Axis, int], FastestBlock]:
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
     wide = _side_by_side(shape, target, hints)
     near = max(shape.inner, key=lambda a: hints.estimate(a.extent))
@@ -362,10 +362,10 @@ def _chunk_blocks(
     lanes = min(lanes, next_power_of_two(most.get(near, lanes)))
     warps = max(1, wide * lanes // (cells * target.lanes))
     inner = {a: lanes if a == near else 1 for a in shape.inner}
-    return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
+    return inner, FastestBlock("columns", shape.element, 0, wide * lanes, wide, warps)
 
 
-def _underfills(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
+def _underfills(form: Form, shape: Shape, found: FastestBlock, target: Target, hints: SizeHints) -> bool:
     """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
     blocks = _product(
@@ -381,7 +381,7 @@ def _underfills(form: Form, shape: Shape, found: Entry, target: Target, hints: S
 
 def _deep_blocks(
     shape: Shape, most: Mapping[Axis, int], access: int, target: Target, hints: SizeHints
-) -> tuple[dict[Axis, int], Entry]:
+) -> tuple[dict[Axis, int], FastestBlock]:
     """Tiles for such rows: a block for each core, with many of them under way."""
     (rows,) = shape.inner
     wide, deep = (
@@ -389,7 +389,7 @@ def _deep_blocks(
         min(GPU_COLUMNS.deep_step_rows, next_power_of_two(most.get(rows, GPU_COLUMNS.deep_step_rows))),
     )
     warps = max(1, wide * deep // (GPU_COLUMNS.max_deep_steps * access * target.lanes))
-    return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
+    return {rows: deep}, FastestBlock("columns", shape.element, 0, wide * deep, wide, warps)
 
 
 def _side_by_side(shape: Shape, target: Target, hints: SizeHints) -> int:
@@ -428,7 +428,7 @@ def _cascaded(form: Form) -> bool:
 
 
 def _grid_tiles(
-    form: Form, shape: Shape, inner: dict[Axis, int], entry: Entry, target: Target, hints: SizeHints
+    form: Form, shape: Shape, inner: dict[Axis, int], entry: FastestBlock, target: Target, hints: SizeHints
 ) -> dict[Axis, int]:
     """Tiles of the grid's classes: the contiguous ones first, then whatever fills the block."""
     tiles = dict.fromkeys(shape.grid, 1)

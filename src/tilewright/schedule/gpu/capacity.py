@@ -14,7 +14,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_MATMUL
 
-from .matmul import Blocks, Products, blocks_of, registers, shared_bytes
+from .matmul import ProductBlocks, Products, blocks_of, registers, shared_bytes
 from .matmul_cost import PlainProduct, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"
@@ -35,7 +35,7 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
         raise IllegalSchedule(said, law=_LAW)
 
 
-def product_excess(product: PlainProduct, blocks: Blocks, target: Target) -> str:
+def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target) -> str:
     """The same as `excess`, of a plain product."""
     gathered = product.gathered_elements(blocks) * GPU_MATMUL.gathered_registers
     held = product.held(blocks, target, packed=True) + int(gathered / (blocks.warps * target.lanes))
@@ -43,7 +43,7 @@ def product_excess(product: PlainProduct, blocks: Blocks, target: Target) -> str
     return _excess(held, needed, target)
 
 
-def excess(known: Products, blocks: Blocks, target: Target) -> str:
+def excess(known: Products, blocks: ProductBlocks, target: Target) -> str:
     """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
     needed = max(shared_bytes(known, blocks), _stored_bytes(known.form, blocks))
     return _excess(registers(known, blocks, target, packed=True), needed, target)
@@ -58,7 +58,7 @@ def _excess(held: int, needed: int, target: Target) -> str:
     return ""
 
 
-def _stored_bytes(form: Form, blocks: Blocks) -> int:
+def _stored_bytes(form: Form, blocks: ProductBlocks) -> int:
     """Bytes of the largest block that is stored: threads hold it as products leave it, and change places through shared
     memory to write whole lines."""
     largest = 0

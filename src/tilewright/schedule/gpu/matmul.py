@@ -32,7 +32,7 @@ from .block_shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class ProductBlocks:
     """A candidate: the tile of every class, the warps of a block, the stages of its loops, the folds that keep a state
     per element of the block, whether all products are of halves, and whether descriptors are used."""
 
@@ -68,7 +68,7 @@ class TileLimits:
 
 def product_blocks(
     form: Form, shape: Shape, limits: TileLimits, target: Target, tuning: Tuning, hints: SizeHints
-) -> Blocks | None:
+) -> ProductBlocks | None:
     """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles."""
     most = limits.most
     found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
@@ -119,7 +119,7 @@ def product_blocks(
     )
 
 
-def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
+def _candidates(known: Products, hints: SizeHints) -> Iterator[ProductBlocks]:
     open_ = (*known.grid, *known.streamed)
     ladders = [
         ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
@@ -148,7 +148,7 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
         for warps, ahead in choices(
             [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
         ):
-            yield Blocks(complete, warps, ahead, spread, halves)
+            yield ProductBlocks(complete, warps, ahead, spread, halves)
 
 
 def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
@@ -175,7 +175,7 @@ def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def registers(known: Products, c: Blocks, target: Target, *, packed: bool = False) -> int:
+def registers(known: Products, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
     """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
@@ -213,7 +213,7 @@ def registers(known: Products, c: Blocks, target: Target, *, packed: bool = Fals
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
-def shared_bytes(known: Products, c: Blocks) -> int:
+def shared_bytes(known: Products, c: ProductBlocks) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched as many steps ahead as there are further stages."""
     total = GPU_MATMUL.merge_bytes
@@ -257,13 +257,17 @@ def classes_of(e: Expr) -> set[Axis]:
     return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
 
 
-def _alike(c: Blocks, product: Contraction) -> int:
+def _alike(c: ProductBlocks, product: Contraction) -> int:
     """How many warps hold the same rows of a product's left side."""
     return max(1, c.warps * CONTRACTION.min_block_side // c.tiles[product.m])
 
 
 def seconds_of(
-    known: Products, c: Blocks, target: Target, hints: SizeHints, beside: tuple[float, float] | None = None
+    known: Products,
+    c: ProductBlocks,
+    target: Target,
+    hints: SizeHints,
+    beside: tuple[float, float] | None = None,
 ) -> float:
     """Modelled seconds, memory apart; `beside` are those of `_calculating`, which are the same for all candidates."""
     threads = c.warps * target.lanes
@@ -318,7 +322,7 @@ def _part(known: Products) -> float:
     return 0.5 if any(growth(known.form.items, a) for a in known.grid) else 1.0
 
 
-def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products, Blocks] | None:
+def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products, ProductBlocks] | None:
     """The products of blocks that a form has under a schedule, and these blocks; None if it has none."""
     tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
@@ -328,7 +332,7 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products,
     grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
     known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
     launch = schedule.launch
-    return known, Blocks(tiles, launch.warps, launch.stages, schedule.reductions.lane_states_of)
+    return known, ProductBlocks(tiles, launch.warps, launch.stages, schedule.reductions.lane_states_of)
 
 
 def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
@@ -337,7 +341,7 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
     return None if found is None else seconds_of(*found, target, hints)
 
 
-def _multiplying(known: Products, c: Blocks, target: Target, hints: SizeHints) -> float:
+def _multiplying(known: Products, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
     """Seconds of the matrix units."""
     total = 0.0
     for item, product in _made(known, c):
@@ -375,7 +379,7 @@ def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[flo
     return special / target.special, plain / target.flops
 
 
-def _turns(known: Products, c: Blocks, hints: SizeHints) -> tuple[int, int]:
+def _turns(known: Products, c: ProductBlocks, hints: SizeHints) -> tuple[int, int]:
     """Grid points, and steps of each."""
     count = steps = 1
     form = known.form
@@ -389,7 +393,7 @@ def _turns(known: Products, c: Blocks, hints: SizeHints) -> tuple[int, int]:
     return count, steps
 
 
-def _made(known: Products, c: Blocks) -> list[tuple[Item, Contraction]]:
+def _made(known: Products, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
     made = _contractions(known.form, known.sums, tuple(c.tiles.items()))
     assert made is not None
     return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
@@ -417,7 +421,7 @@ def _reached(form: Form, item: Item) -> frozenset[int]:
     return frozenset(found)
 
 
-def _volume(c: Blocks, axes: Sequence[Axis]) -> int:
+def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:
     size = 1
     for a in axes:
         size *= c.tiles[a]
@@ -436,7 +440,9 @@ def kind_of(known: Products, hints: SizeHints) -> tuple[str, int, int]:
     return ("products" if adding else "scores"), size, hints.estimate(folded.extent)
 
 
-def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning, hints: SizeHints) -> Blocks | None:
+def _measured(
+    known: Products, legal: Sequence[ProductBlocks], tuning: Tuning, hints: SizeHints
+) -> ProductBlocks | None:
     """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
     which fill no such tile, are another matter."""
     kind, size, length = kind_of(known, hints)

@@ -32,7 +32,7 @@ from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
-from .matmul import Blocks, Products, registers, shared_bytes
+from .matmul import ProductBlocks, Products, registers, shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class PlainProduct:
         """Steps of a sum that takes `depth` products in each."""
         return -(-self.depth(hints) // depth)
 
-    def gathered_elements(self, blocks: Blocks) -> int:
+    def gathered_elements(self, blocks: ProductBlocks) -> int:
         """Elements of a step's operands that threads load one by one."""
         return blocks.tiles[self.k] * sum(blocks.tiles[a] for a in self.gathered)
 
-    def held(self, blocks: Blocks, target: Target, *, packed: bool = False) -> int:
+    def held(self, blocks: ProductBlocks, target: Target, *, packed: bool = False) -> int:
         """Registers of a thread: see `matmul.registers`."""
         key = (packed, target.lanes, *self._key(blocks))
         if key not in self.counted:
@@ -84,14 +84,14 @@ class PlainProduct:
             self.counted[key] = registers(known, blocks, target, packed=packed)
         return self.counted[key]
 
-    def near_bytes(self, blocks: Blocks) -> int:
+    def near_bytes(self, blocks: ProductBlocks) -> int:
         """Bytes of a block in shared memory: see `matmul.shared_bytes`."""
         key = self._key(blocks)
         if key not in self.counted:
             self.counted[key] = shared_bytes(self.known(blocks.tiles[self.k]), blocks)
         return self.counted[key]
 
-    def _key(self, blocks: Blocks) -> tuple[int, ...]:
+    def _key(self, blocks: ProductBlocks) -> tuple[int, ...]:
         sides = (blocks.tiles[a] for a in (self.m, self.n, self.k))
         return (blocks.warps, blocks.stages, blocks.halves, *sides)
 
@@ -107,7 +107,7 @@ class Tiles:
     """Blocks of a plain product: `rows` is the class that lies along the rows of matrix units, `columns` the other one;
     `order` as in `Launch.order`."""
 
-    blocks: Blocks
+    blocks: ProductBlocks
     rows: Axis
     columns: Axis
     order: int = 0
@@ -180,7 +180,9 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     sides = (tiles[a] for a in (product.m, product.n, product.k))
     if min(sides) < CONTRACTION.min_block_side or any(tiles[a] > 1 for a in product.batch):
         return None
-    blocks = Blocks(tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors)
+    blocks = ProductBlocks(
+        tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors
+    )
     return product, Tiles(blocks, rows, columns, launch.order)
 
 

@@ -29,7 +29,7 @@ from tilewright.tuning.thresholds import GPU_MATMUL
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
-from .matmul import Blocks, ladder
+from .matmul import ProductBlocks, ladder
 from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 
@@ -110,7 +110,7 @@ def _candidates(product: PlainProduct, target: Target, hints: SizeHints) -> Iter
                 continue
             tiles = batch | {rows: height, columns: width, product.k: depth}
             for stages in (1,) if product.is_one_step(depth) or product.gathered else PROPOSALS.stages:
-                yield Tiles(Blocks(tiles, warps, stages, halves=True), rows, columns)
+                yield Tiles(ProductBlocks(tiles, warps, stages, halves=True), rows, columns)
 
 
 def _depths(product: PlainProduct, target: Target, hints: SizeHints) -> list[int]:

@@ -19,7 +19,7 @@ from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
 from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_MATMUL, SKINNY_MATMUL
 
-from .matmul import Blocks, classes_of
+from .matmul import ProductBlocks, classes_of
 
 
 def summed_blocks(
@@ -29,7 +29,7 @@ def summed_blocks(
     most: Mapping[Axis, int],
     target: Target,
     hints: SizeHints,
-) -> Blocks | None:
+) -> ProductBlocks | None:
     """Blocks for a form with products of a few rows whose results other folds read; None for others. `most` are bounds
     of extents."""
     made = {i: m for i in form.folds.values() if (m := _matrix(i, hints)) is not None}
@@ -51,7 +51,7 @@ def summed_blocks(
         or step < SKINNY_MATMUL.min_step_elements
     ):
         return None
-    return Blocks(
+    return ProductBlocks(
         tiles | {walked: step}, GPU_BLOCKS.usual_warps, GPU_BLOCKS.usual_stages if walked in inner else 1
     )
 

@@ -31,7 +31,7 @@ from tilewright.tuning.thresholds import GPU_COST, GPU_MATMUL
 
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
-from .matmul import Blocks
+from .matmul import ProductBlocks
 from .matmul_cost import bytes_once
 
 STEP = "unroll_sums"
@@ -117,11 +117,11 @@ def _line(form: Form, lane: Axis | None) -> Axis | None:
     return min(near, key=lambda a: near[a], default=None)
 
 
-def _blocks(form: Form, lane: Axis, line: Axis, target: Target) -> Iterator[Blocks]:
+def _blocks(form: Form, lane: Axis, line: Axis, target: Target) -> Iterator[ProductBlocks]:
     """Blocks in which each thread has one access of the lane for each of its results, or less where a line is short."""
     access = target.vector_bytes // min(v.dtype.bytes for v in form.params)
     wide, long = (next_power_of_two(dims.static(a.extent) or PROPOSALS.lanes[-1]) for a in (lane, line))
     for width, warps in choices(PROPOSALS.lanes, PROPOSALS.window_warps):
         places = min(long, warps * target.lanes * access // width)
         if width <= wide and places and width * places >= warps * target.lanes:
-            yield Blocks(dict.fromkeys(form.classes(), 1) | {lane: width, line: places}, warps, 1)
+            yield ProductBlocks(dict.fromkeys(form.classes(), 1) | {lane: width, line: places}, warps, 1)

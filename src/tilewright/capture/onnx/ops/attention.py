@@ -16,7 +16,7 @@ from tilewright.errors import ModelError, UnsupportedError
 
 
 @dataclass(frozen=True)
-class Window:
+class KeyWindow:
     """Which keys a query at absolute position p may see: p - left <= key <= p + right (-1: unbounded)."""
 
     causal: bool
@@ -44,7 +44,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def _visible(
-    window: Window, queries: int, keys: int, offset: Tensor | int, device: torch.device
+    window: KeyWindow, queries: int, keys: int, offset: Tensor | int, device: torch.device
 ) -> Tensor | None:
     """The bool mask of a window, [queries, keys] or [B, 1, queries, keys]; None when all is visible."""
     if not window.bounded:
@@ -73,7 +73,7 @@ def _extended_mask(mask: Tensor, keys: int) -> Tensor:
 
 
 def _masks(
-    mask: Tensor | None, window: Window, valid: Tensor | None, past: int, q: Tensor, k: Tensor
+    mask: Tensor | None, window: KeyWindow, valid: Tensor | None, past: int, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """(bool mask, float bias) of one call, each broadcastable to [B, H, queries, keys] or None."""
     queries, keys = q.shape[2], k.shape[2]
@@ -126,7 +126,7 @@ def attention(
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     grouped = q.shape[1] != k.shape[1]
-    window = Window(bool(is_causal), left_window_size, right_window_size)
+    window = KeyWindow(bool(is_causal), left_window_size, right_window_size)
     plain = outputs < 4 and softcap == 0.0 and softmax_precision is None
     alone = attn_mask is None and past_key is None and nonpad_kv_seqlen is None
     if plain and alone and is_causal and left_window_size < 0 and right_window_size < 0:

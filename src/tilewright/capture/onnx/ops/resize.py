@@ -16,7 +16,7 @@ from tilewright.errors import ModelError, UnsupportedError
 
 
 @dataclass(frozen=True)
-class Axis:
+class ResampledAxis:
     """One axis to resample: from `size` to `out` elements; `scale` is the ratio that the coordinates use.
 
     `by_size`: the scale is out / size by definition.
@@ -50,7 +50,7 @@ class How:
     outside: float
 
 
-def _coordinates(axis: Axis, how: How, device: torch.device) -> Tensor:
+def _coordinates(axis: ResampledAxis, how: How, device: torch.device) -> Tensor:
     """Source coordinate of each output element, in float64."""
     i = torch.arange(axis.out, dtype=torch.float64, device=device)  # type: ignore[arg-type]
     n, m, s = axis.size, axis.out, axis.scale
@@ -112,7 +112,7 @@ def _filter(d: Tensor, how: How) -> Tensor:
     return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
 
 
-def _taps(axis: Axis, how: How, x: Tensor) -> tuple[Tensor, Tensor]:
+def _taps(axis: ResampledAxis, how: How, x: Tensor) -> tuple[Tensor, Tensor]:
     """Index and weight [out, taps] of the source elements that each output element blends."""
     reach = 1 if how.mode == "linear" else 2
     shrink = min(axis.scale, 1.0) if how.antialias else 1.0
@@ -129,7 +129,7 @@ def _taps(axis: Axis, how: How, x: Tensor) -> tuple[Tensor, Tensor]:
     return at.clamp(0, axis.size - 1).to(torch.int64), weights
 
 
-def _resample(x: Tensor, axis: Axis, how: How) -> Tensor:
+def _resample(x: Tensor, axis: ResampledAxis, how: How) -> Tensor:
     """Resample one axis."""
     where = _coordinates(axis, how, x.device)
     if how.mode == "nearest":
@@ -150,12 +150,12 @@ def _resample(x: Tensor, axis: Axis, how: How) -> Tensor:
     return total
 
 
-def _outside(axis: Axis, how: How, device: torch.device) -> Tensor:
+def _outside(axis: ResampledAxis, how: How, device: torch.device) -> Tensor:
     where = _coordinates(axis, how, device)
     return (where < 0) | (where > axis.size - 1)
 
 
-def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
+def _direct(x: Tensor, axes: Sequence[ResampledAxis], how: How) -> Tensor | None:
     """torch's own kernel where its definition is the same."""
     spatial = x.dim() - 2
     if spatial not in (1, 2, 3) or how.antialias or any(a.dim < 2 for a in axes):
@@ -182,7 +182,7 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
     return None
 
 
-def resample(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor:
+def resample(x: Tensor, axes: Sequence[ResampledAxis], how: How) -> Tensor:
     """Resample all axes whose size or scale changes."""
     check_size([a.out for a in axes], "Resize")
     moving = [a for a in axes if not (a.integer_scale == 1 and how.coordinates != "tf_crop_and_resize")]
@@ -270,7 +270,7 @@ def resize(
     )
     by_size = not given and keep_aspect_ratio_policy == "stretch"
     work = [
-        Axis(a, x.shape[a], out[i], factors[i], (corners[i], corners[i + len(places)]), by_size)
+        ResampledAxis(a, x.shape[a], out[i], factors[i], (corners[i], corners[i + len(places)]), by_size)
         for i, a in enumerate(places)
     ]
     return resample(x, work, how)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewright.capture.onnx.looped import Operands, Steps, becomes_one_op, looped
+from tilewright.capture.onnx.looped import OnnxSteps, Operands, becomes_one_op, looped
 from tilewright.capture.onnx.registry import op
 from tilewright.errors import UnsupportedError
 
@@ -156,7 +156,7 @@ def _walk(
         ) -> tuple[Tensor | None, ...]:
             return (None, *step(state, parts, tuple(held)))
 
-        walk = Steps(steps, collected=1, backwards=backwards)
+        walk = OnnxSteps(steps, collected=1, backwards=backwards)
         made = looped(run, walk, Operands(state, slices, held), projected.device)
         if made is not None:
             return made[-1], list(made[:-1])

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tilewright.capture.onnx.program import Program
+from tilewright.capture.onnx.program import OnnxProgram
 
 from .run import Host, as_host
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What is known about a value when the model is loaded."""
 
     CONST = "const"
@@ -27,7 +27,7 @@ class Val:
     `narrow`: the tensor holds integers of fewer bits than its type, one to a byte.
     """
 
-    kind: Kind
+    kind: ValueKind
     owner: object | None = None
     slot: int = -1
     const: Tensor | None = None
@@ -47,5 +47,5 @@ class Val:
 class Subgraph:
     """A body of If, Loop or Scan: its program and how many of its last inputs are captured values."""
 
-    program: Program
+    program: OnnxProgram
     captures: int
