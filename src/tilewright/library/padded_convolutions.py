@@ -66,16 +66,13 @@ def _padded(
     padding = tuple(p + n for p, n in zip(task.padding, both, strict=True))
     rest = tuple((before - n, after - n) for (before, after), n in zip(around, both, strict=True))
     uneven = rest if any(map(any, rest)) else ()
-    args = tuple(list(padding) if k == PADDING else a for k, a in enumerate(given.args))
+    x, weight, bias, stride, _, *others = given.args
+    args = (x, weight, bias, stride, list(padding), *others)
     function = given.function
     if uneven:
         function = PaddedConvolution(function, tuple(n for pair in reversed(uneven) for n in pair))
     task = replace(task, x_shape=image.shape, padding=padding, uneven=uneven)
     return replace(given, function=function, args=args, task=task, lies=(), seen=())
-
-
-PADDING = 4
-"""The place of the padding among a convolution's arguments."""
 
 
 def zeros_around(op: Op) -> tuple[tuple[int, int], ...] | None:
