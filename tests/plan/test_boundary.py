@@ -40,7 +40,6 @@ def test_a_law_and_a_choice_are_reasons() -> None:
     assert set(found) == {Boundary.UNFUSED} and len(found) > 1
 
 
-
 def test_where_nothing_was_noted_the_reader_stays_apart() -> None:
     def twice(x: Tensor) -> Tensor:
         for _ in range(8):
