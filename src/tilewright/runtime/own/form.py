@@ -28,9 +28,6 @@ ACTIVATIONS = (
 )  # fmt: skip
 """In the order of the native enumeration."""
 
-
-PLAIN = "none"
-
 PLAIN = "none"
 
 
