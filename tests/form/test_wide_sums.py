@@ -84,6 +84,17 @@ def test_short_and_exact_sums_run_in_one_go() -> None:
         assert block_lengths(form.classes()[0], [fold], vector_schedule(form, host_target(), NO_HINTS)) == ()
 
 
+@pytest.mark.parametrize("steps", range(5, 65))
+def test_steps_of_a_lane_are_cut_evenly(steps: int) -> None:
+    """Equal summands round alike at each step: a chain of 32 erred 16 times as far as eager's four chains of eight."""
+    form = form_of(Case("all", lambda x: x.sum(), ((steps, 16),)))
+    (fold,) = form.folds.values()
+    (over,) = form.classes()
+    lanes = Schedule(Tiling((ClassPlan(over, Role.STREAMED, tile=16),), lane=over))
+    edges = (16 * steps, *block_lengths(over, [fold], lanes), 16)
+    assert all(-(-a // b) <= SUM_LEVELS.max_lane_chain for a, b in zip(edges, edges[1:], strict=False))
+
+
 def test_few_equal_rows_add_up_exactly() -> None:
     """As four chains of four do, which eager adds up side by side; one chain of 16 does not."""
     rows = torch.randn(1, 300).expand(16, 300).contiguous()

@@ -102,7 +102,12 @@ def block_lengths(
     singly = step == 1 and schedule.tiling.peel
     if not schedule.tiling.peel and any(d is not f64 for r in merged for d in r.state):
         chain = min(chain, SUM_LEVELS.max_chain * step)
-    most = SUM_LEVELS.max_single_chain if singly else 2 * chain
+    if singly:
+        most = SUM_LEVELS.max_single_chain
+    elif schedule.tiling.peel:
+        most = min(chain, SUM_LEVELS.max_lane_chain) if step < SUM_LEVELS.min_wide_step_elements else chain
+    else:
+        most = 2 * chain
     inside = 1
     for a in others:
         if order.index(a) > order.index(c):

@@ -256,6 +256,8 @@ class SumThresholds:
     min_tree_elements: int
     min_two_level_lanes: int
     max_single_chain: int
+    max_lane_chain: int
+    min_wide_step_elements: int
     max_chain: int
 
 
