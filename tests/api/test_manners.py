@@ -84,7 +84,7 @@ def test_dir_is_complete() -> None:
 def test_unknown_keywords_are_named_with_the_one_that_was_meant() -> None:
     with pytest.raises(UnknownKeyword, match="compile takes no 'dim'.*did you mean 'dims'"):
         tilewright.compile(nn.ReLU(), dim={})  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="it has no input 'inputt'.*did you mean 'input'"):
+    with pytest.raises(TypeError, match="there is no input 'inputt'.*did you mean 'input'"):
         tilewright.compile(nn.ReLU())(inputt=torch.ones(2))
 
 

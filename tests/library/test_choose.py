@@ -144,3 +144,19 @@ def test_without_a_timer_the_first_way_is_taken() -> None:
     m, x = layers(), torch.randn(200, 96)
     assert calls(fast(captured(m, [x]), products())) == ["linear"] * 2
     assert calls(fast(captured(m, [x]))) == ["onednn.linear"] * 2
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_coarse_offer_is_a_way_only_where_there_is_no_other(known: bool) -> None:
+    """With channels innermost the library sums all 1152 products of a result in one chain; eager does not."""
+    for channels, groups, name in (
+        (128, 1, "convolution"),
+        (16, 1, "onednn.convolution"),
+        (128, 2, "onednn.convolution"),
+    ):
+        module, x = nn.Conv2d(channels, 40, 3, groups=groups).eval(), torch.randn(1, channels, 7, 7)
+        timer = Fixed("onednn")
+        graph = timed(captured(module, (x,)), timer)
+        if known:
+            graph = timed(captured(module, (x,)), Fixed("own", dict.fromkeys(timer.asked, "onednn")))
+        assert calls(graph) == [name]

@@ -14,8 +14,9 @@ from torch._subclasses.fake_impls import register_op_impl
 from torch.torch_version import TorchVersion
 
 COUNTS_FROM_THE_END = TorchVersion(torch.__version__) >= "2.13"
-"""Whether the declaration of `vector_norm` takes dims counted from the end. Up to 2.12 it keeps such a dim where its
-size is 1, although it is to go: programs were traced with other shapes than they have, under any backend."""
+"""Whether the declaration of `vector_norm` is known to take dims counted from the end. In 2.11 it keeps such a dim
+where its size is 1, although it is to go: programs were traced with other shapes than they have, under any backend.
+(2.12 was not tried: dims counted from the start mean the same there too.)"""
 
 _NORM: OpOverload = torch.ops.aten.linalg_vector_norm.default
 Dims = int | Sequence[int] | None

@@ -271,15 +271,16 @@ def compile_model(request: Request) -> int:
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
         compiled, _ = compiled_and_run(request, model, chosen.inputs)
-        clock = request.screen.clock
-        total = clock.seconds
+    screen, clock = request.screen, request.screen.clock
     show_compiled(request, compiled)
-    show_phases(request, clock.phases, total)
     graphs = compiled.compilations
-    request.screen.facts["kernels"] = [kernel_facts(k, True) for g in graphs for k in g.kernels]
-    plan = result_of(graphs[-1], "plan") if graphs else None
-    if isinstance(plan, Plan):
-        request.screen.facts["plan"] = to_json(plan)
+    if screen.json_path is not None:  # kernels from the cache are scheduled and printed for it
+        screen.facts["kernels"] = [kernel_facts(k, True) for g in graphs for k in g.kernels]
+        plan = result_of(graphs[-1], "plan") if graphs else None
+        if isinstance(plan, Plan):
+            screen.facts["plan"] = to_json(plan)
+    clock.until_now("show")
+    show_phases(request, clock.phases, clock.seconds)
     return ExitCode.OK
 
 

@@ -100,9 +100,13 @@ def _ways(op: Op, offers: Offers, name: str | None = None) -> dict[str, Op]:
     other, what the program asked for is the way."""
     call, left = op.call, list(offers[_offered(op).number])
     assert call is not None
-    for wanted in (name, None):
+    left.sort(key=lambda offer: offer.coarse)
+    coarse = {offer.name for offer in left if offer.coarse}
+    for wanted in (None if name in coarse else name, None):
         found: dict[str, LibraryCall] = {}
         for offer in tuple(left):
+            if offer.coarse and not coarse.issuperset(found):
+                continue
             try:
                 made = offer.make() if wanted in (None, offer.name) else None
             except Exception as error:

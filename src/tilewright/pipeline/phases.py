@@ -74,10 +74,10 @@ class Phase:
             if not self.faster:
                 raise
             LOG.info("phase %s failed", self.name, exc_info=True)
-            told = f"{type(error).__name__}: {error}"
             warn(
-                f"phase {self.name!r} failed and is left out, results are right without it: {told}", RuntimeWarning
-            )  # fmt: skip
+                f"[{self.name}] {type(error).__name__}: {error}. This phase is left out: results are right without it,"
+                " and may be slower. Hint: report it with the log of `tilewright` at level INFO"
+            )
             return state
 
 

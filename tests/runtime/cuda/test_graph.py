@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tilewright.ir.expr import symbol
 from tilewright.ir.kernel import Cover
 from tilewright.plan import Plan, build_plan
 from tilewright.runtime.cuda.driver import Device, DriverError
-from tilewright.runtime.cuda.graph import Fixed, Quick, _Exit, ports_of
+from tilewright.runtime.cuda.graph import Fixed, Graphs, Quick, _Exit, _Sizes, ports_of
 from tilewright.runtime.plan.tensors import maker_on
 
 
@@ -93,3 +95,23 @@ def test_what_stands_is_compared(gpu: Device) -> None:
     assert not fixed.stand([*args[:2], weights[2].detach().t()])
     weights[2].data = torch.randn(2, 3)
     assert not fixed.stand(args)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_capture_without_memory_is_tried_again_once(failures: int) -> None:
+    """After the first one torch has given back what it kept for later calls."""
+    plan, captured = plan_of(), mock.Mock(raw_cuda_graph_exec=lambda: 1)
+    tries = [torch.OutOfMemoryError("none")] * failures + [(captured, [], [])]
+    graphs, state = Graphs(plan.on("cpu"), None), _Sizes()
+    with (
+        mock.patch.object(torch.cuda, "device", lambda *_: contextlib.nullcontext()),
+        mock.patch.object(torch.cuda, "Stream"),
+        mock.patch.object(Graphs, "_written_down", side_effect=tries) as written,
+    ):
+        if failures == 1:
+            graphs._capture(mock.Mock(plan=plan), state, [])
+            assert state.captured is not None and written.call_count == 2
+        else:
+            with pytest.raises(torch.OutOfMemoryError):
+                graphs._capture(mock.Mock(plan=plan), state, [])
+            assert state.captured is None and not graphs.refused

@@ -24,12 +24,15 @@ LARGEST_DENORMAL = SMALLEST_NORMAL * (1 - 2.0**-23)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same operands, or
-    None where this way does not fit. One that is `slow` is expected to be slower than those of other providers."""
+    """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same
+    operands, or None where this way does not fit. One that is `slow` is expected to be slower than those of other
+    providers; one that is `coarse` errs more than the program's own call may, and is a way only where there is no
+    other."""
 
     name: str
     make: Callable[[], LibraryCall | None]
     slow: bool = False
+    coarse: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

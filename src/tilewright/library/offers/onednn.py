@@ -46,6 +46,9 @@ def offers(known: Known, target: Target) -> Sequence[Offer]:
                 task.transposed, tuple(n for pair in reversed(task.uneven) for n in pair),
             )  # fmt: skip
             make = lambda: window.call(known.used_weight(), bias, task.x_shape, task.shape)  # noqa: E731
+            # With channels innermost the library sums all products of a result in one chain.
+            chain = known.weight[0].numel() if known.weight is not None else 0
+            return (Offer("onednn", make, coarse=chain > ONEDNN.max_sum_chain),)
         case Convolution() | Attention():
             return ()
     return (Offer("onednn", make),)

@@ -102,7 +102,7 @@ def by_name(
         unknown = next((name for name in kwargs if name not in parameters), None)
         if unknown is not None:
             raise UnknownKeyword(
-                f"it has no input {unknown!r}",
+                f"the arguments do not fit: {error}, and there is no input {unknown!r}",
                 phase="input",
                 hint=near_match(unknown, parameters, "the inputs"),
             ) from error

@@ -36,7 +36,7 @@ _default_type = torch.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
 _transform = torch._C._functorch.peek_interpreter_stack
 _wants_gradient = attrgetter("requires_grad")
-_version = attrgetter("_version")
+_version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 _address = Tensor.data_ptr
 
 

@@ -1,7 +1,8 @@
 """Whether dicts hold the objects that they held, by one native function.
 
 A dict of which Python has changed nothing costs a look at its version; names are looked up only in others. Python keeps
-such versions up to 3.13: later ones are looked up name by name."""
+such versions up to 3.12 (in 3.13, attributes change without one): in later ones each name is looked up. What a Python
+does is tried when this module is loaded."""
 
 from __future__ import annotations
 

@@ -410,17 +410,14 @@ class Graphs:
             held = tuple(t for k in moving if isinstance(t := inner[k], Tensor))
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
-            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             try:
-                given = list(inner)
-                with _capturing(graph, self._stream):
-                    results = plain.run_plainly(given)
-                exits, copied = _exits(results, inner, self._lends)
-                del results
+                try:
+                    graph, exits, copied = self._written_down(plain, inner, self._stream)
+                except torch.OutOfMemoryError:  # what torch kept for later calls has been given back by now
+                    graph, exits, copied = self._written_down(plain, inner, self._stream)
+            except torch.OutOfMemoryError:
+                raise
             except (RuntimeError, UnsupportedError) as error:
-                recover(before)
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 return
         fixed = Fixed({k: t for k, t in tensors.items() if k not in moving})
@@ -430,6 +427,19 @@ class Graphs:
         if ports is not None and self._device is not None and not self._seeded:
             quick = Quick(self._device, instance, self._make, ports)
         state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, _lent(exits), quick)
+
+    def _written_down(
+        self, plain: Plain, inner: Sequence[Argument], stream: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph, list[_Exit], list[Tensor]]:
+        """One run as a graph, how results leave it, and which are copied. Raises what the run or the driver raises."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with _capturing(graph, stream):
+                results = plain.run_plainly(list(inner))
+            return graph, *_exits(results, inner, self._lends)
+        except (RuntimeError, UnsupportedError):
+            recover(before)
+            raise
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
         code = self._device.failed() if self._device is not None else 0
@@ -477,7 +487,7 @@ def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Genera
 
 def recover(stream: torch.cuda.Stream) -> None:
     """After a capture that broke off: torch then stays on the capture's stream, and its generator goes on counting for
-    the graph until a capture ends well."""
+    the graph until a capture ends well. That one gives memory back which torch keeps."""
     torch.cuda.set_stream(stream)
     with contextlib.suppress(RuntimeError):
         torch.cuda.synchronize()
