@@ -71,7 +71,8 @@ class _Seen:
 
 
 def _diagonals(op: Op, seen: _Seen, hints: SizeHints, numbers: tuple[int, int]) -> tuple[Op, Op] | None:
-    """The op that computes the diagonals, as a value and a kernel of these numbers, and the view of it; None if there is none."""
+    """The op that computes the diagonals, as a value and a kernel of these numbers, and the view of them; None if there
+    are none."""
     e = op.expr
     body = seen.bodies.get(op.outputs[0].id) if e is not None and len(op.outputs) == 1 else None
     if e is None or body is None or e.is_view() or not _is_dear(body):
