@@ -21,6 +21,7 @@ from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
 from tilewright.plan.coverage import coverage_of
 from tilewright.plan.work import CoreTime, ops_by_origin
+from tilewright.rewrite.algebra.diagonals import share_diagonals
 from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import (
     Evaluate,
@@ -289,6 +290,7 @@ def _plan(state: State) -> State:
 
 PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
+    Phase("diagonals", lambda s: s.with_graph(share_diagonals(s.graph, s.grown.hints)), faster=True),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
     Phase(
         "lay_channels",

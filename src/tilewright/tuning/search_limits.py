@@ -484,3 +484,18 @@ class BisectionLimits:
 
 
 BISECTION = BisectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalLimits:
+    """Values that repeat along diagonals."""
+
+    min_times_fewer: int = 8
+    """How many times as many elements as diagonals there are at least."""
+    min_nodes: int = 12
+    """Nodes of an expression from which on loading its value costs less than computing it."""
+    max_nodes: int = 256
+    """Nodes up to which expressions are put into each other to look for such values."""
+
+
+DIAGONALS = DiagonalLimits()
