@@ -31,8 +31,8 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline import compiler
 from tilewright.pipeline.backends import cpu, cuda
-from tilewright.pipeline.place import Place
-from tilewright.pipeline.trace import Recorder, Trace
+from tilewright.pipeline.place import DevicePlace
+from tilewright.pipeline.trace import PhaseRecorder, Trace
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.target import preset
 
@@ -74,10 +74,10 @@ def _listed(module: Attention) -> Callable[..., list[torch.Tensor]]:
 def compiled(graph: fx.GraphModule, target: str) -> Trace:
     """The phases of a compilation; for a machine that is not this one, those before building."""
     machine = host_target() if target == CPU else preset(target)
-    here = Place("cpu" if machine.language == "cpp" else "cuda:0")
-    recorders: list[Recorder] = []
+    here = DevicePlace("cpu" if machine.language == "cpp" else "cuda:0")
+    recorders: list[PhaseRecorder] = []
 
-    class Noted(Recorder):
+    class Noted(PhaseRecorder):
         def __init__(self) -> None:
             super().__init__()
             recorders.append(self)
@@ -89,7 +89,7 @@ def compiled(graph: fx.GraphModule, target: str) -> Trace:
 
     options = Options.make({"measure": False, "cache": False})
     with (
-        mock.patch.object(compiler, "Recorder", Noted),
+        mock.patch.object(compiler, "PhaseRecorder", Noted),
         mock.patch.object(compiler, "place_of", lambda *_: here),
         mock.patch.object(cpu, "host_target", lambda: machine),
         mock.patch.object(cuda, "gpu_target", lambda ordinal: machine),

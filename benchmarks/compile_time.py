@@ -38,14 +38,14 @@ def run(name: str, contestant: str, threads: int) -> Facts:
     workload = ZOO[name].build()
     phases: dict[str, float] = {}
 
-    def ours(workload: measure.Workload, threads: int) -> measure.Built | Unavailable:
+    def ours(workload: measure.Workload, threads: int) -> measure.BuiltPeer | Unavailable:
         import tilewright
 
         target = str(workload.target) if isinstance(workload.target, Path) else workload.target
         compiled = tilewright.compile(target, workload.inputs, freeze=True)
         for phase in compiled.trace.phases:
             phases[phase.name] = phases.get(phase.name, 0.0) + phase.seconds
-        return measure.Built(
+        return measure.BuiltPeer(
             lambda *inputs: measure.flatten(compiled(*inputs)), lambda: str(compiled.coverage)
         )
 

@@ -34,9 +34,9 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.rewrite.split.products import even_part_counts, split_product
-from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.device import gpu_target
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target, preset
 
@@ -239,7 +239,7 @@ def errors(layer: Layer, found: Mapping[str, Call], inputs: Sequence[Tensor]) ->
     return made
 
 
-def calls(found: Ways, store: Store, device: torch.device) -> dict[str, Call]:
+def calls(found: Ways, store: ContentStore, device: torch.device) -> dict[str, Call]:
     """Each way as a function of (image, weight, bias, result)."""
     unit = unit_of(found.kernels, gpu_target(device.index or 0), store, device)
     number = {name: k for k, name in enumerate(found.kernels.built)}
@@ -258,7 +258,9 @@ def calls(found: Ways, store: Store, device: torch.device) -> dict[str, Call]:
     return {way: partial(call, way) for way in found.built}
 
 
-def measured(layer: Layer, batch: int, found: Ways, store: Store, arguments: argparse.Namespace) -> Facts:
+def measured(
+    layer: Layer, batch: int, found: Ways, store: ContentStore, arguments: argparse.Namespace
+) -> Facts:
     """All times of one row. Needs the device alone."""
     device = torch.device(arguments.device)
     torch.backends.cudnn.benchmark = True
@@ -289,7 +291,7 @@ def described(found: Ways, ran: Mapping[str, Facts]) -> Facts:
     return {"kernels": {**told}, "ways": ways}
 
 
-def instructions(built: Built | None) -> Facts:
+def instructions(built: BuiltKernel | None) -> Facts:
     """How often machine code has what products are made of."""
     if built is None:
         return {}
@@ -308,7 +310,7 @@ def child(name: str, arguments: argparse.Namespace) -> None:
             record.write_json(arguments.child_json, facts)
 
     target = gpu_target(device.index or 0) if device.type == "cuda" else preset("sm_90")
-    store = Store(default_root(Options()))
+    store = ContentStore(default_root(Options()))
     with turns.building():
         write(phase=BUILDING, flops=layer.flops(batch), bytes=layer.moved(batch))
         start = time.perf_counter()

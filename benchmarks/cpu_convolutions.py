@@ -21,7 +21,7 @@ from benchmarks import record
 from benchmarks.models import judge
 from benchmarks.record import Facts
 from tilewright import measure
-from tilewright.measure import Prepared, Unavailable, Workload
+from tilewright.measure import PreparedContestant, Unavailable, Workload
 
 OURS = "tilewright"
 
@@ -82,7 +82,7 @@ def run(layer: Layer, threads: int, seconds: float, names: tuple[str, ...]) -> F
     torch.manual_seed(0)
     workload = Workload("layer", layer.chain().eval(), (layer.image(),))
     contestants = {name: measure.prepare(name, workload, threads) for name in names}
-    ready = {name: item for name, item in contestants.items() if isinstance(item, Prepared)}
+    ready = {name: item for name, item in contestants.items() if isinstance(item, PreparedContestant)}
     verdicts = judge(ready, workload, threads)
     timings = measure.compare(ready, workload, threads, seconds=seconds)
     facts: dict[str, Facts] = {}

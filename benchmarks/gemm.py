@@ -35,11 +35,11 @@ from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
 from tilewright.options import Options
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.runtime.cuda.build import Built, build_kernels
+from tilewright.runtime.cuda.build import BuiltKernel, build_kernels
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.cuda.driver import device as driver_device
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, usual
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target, preset
 
@@ -113,7 +113,7 @@ class Kernels:
     places: tuple[int, ...]
     """For each parameter of the kernel, which of (x, weight, out) it is."""
     sources: dict[str, TritonSource] = field(default_factory=dict)
-    built: dict[str, Built] = field(default_factory=dict)
+    built: dict[str, BuiltKernel] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -143,7 +143,7 @@ def printed(scheduled: Scheduled, target: Target) -> tuple[TritonSource, Variant
     return emit_triton(legalise_for_gpu(scheduled.program, target), (), variant, "k0"), variant
 
 
-def build(found: Kernels, target: Target, store: Store) -> None:
+def build(found: Kernels, target: Target, store: ContentStore) -> None:
     """Build all side by side; those that Triton refuses are missing."""
     found.sources = {name: printed(s, target)[0] for name, s in found.scheduled.items()}
     left = list(found.sources)
@@ -159,7 +159,7 @@ def build(found: Kernels, target: Target, store: Store) -> None:
         return
 
 
-def unit_of(found: Kernels, target: Target, store: Store, device: torch.device) -> CudaUnit:
+def unit_of(found: Kernels, target: Target, store: ContentStore, device: torch.device) -> CudaUnit:
     """The kernels that are built, in order."""
     names = list(found.built)
     programs = [found.scheduled[name].program for name in names]
@@ -175,7 +175,7 @@ def unit_of(found: Kernels, target: Target, store: Store, device: torch.device) 
     return CudaUnit(programs, (), compiler, driver_device(device.index or 0, store, Options()), known)
 
 
-def calls(found: Kernels, target: Target, store: Store, device: torch.device) -> dict[str, Call]:
+def calls(found: Kernels, target: Target, store: ContentStore, device: torch.device) -> dict[str, Call]:
     """Each built kernel as a function of (x, weight, out)."""
     unit = unit_of(found, target, store, device)
     prepared: dict[tuple[int, ...], object] = {}
@@ -206,7 +206,7 @@ def errors(found: Mapping[str, Call], inputs: Sequence[Tensor]) -> dict[str, flo
 
 
 def measured(
-    shape: Shape, found: Kernels, target: Target, store: Store, arguments: argparse.Namespace
+    shape: Shape, found: Kernels, target: Target, store: ContentStore, arguments: argparse.Namespace
 ) -> Facts:
     """All times of one shape. Needs the device alone."""
     device = torch.device(arguments.device)
@@ -273,7 +273,7 @@ def child(shape: Shape, arguments: argparse.Namespace) -> None:
             record.write_json(arguments.child_json, facts)
 
     target = gpu_target(device.index or 0) if device.type == "cuda" else preset("sm_90")
-    store = Store(default_root(Options()))
+    store = ContentStore(default_root(Options()))
     with turns.building():
         write(phase=BUILDING)
         start = time.perf_counter()

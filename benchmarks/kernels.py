@@ -26,7 +26,7 @@ from benchmarks import record
 from benchmarks.bandwidth import Bandwidth, NoYardstick, Yardstick
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
-from tilewright.measure import Prepared, Timing, Unavailable, Workload
+from tilewright.measure import PreparedContestant, Timing, Unavailable, Workload
 
 SIZE = 64 << 20
 CACHED = (1 << 19, 1 << 20, 1 << 21, 1 << 22)
@@ -127,7 +127,7 @@ def compulsory(inputs: Tensors, outputs: Tensors) -> int:
 
 
 def with_out(
-    prepared: Mapping[str, Prepared], workload: Workload, outputs: Tensors
+    prepared: Mapping[str, PreparedContestant], workload: Workload, outputs: Tensors
 ) -> dict[str, measure.Run]:
     """Runs that write into `outputs`, for the contestants that take `out=`."""
     if OURS not in prepared:
@@ -171,7 +171,7 @@ def run(name: str, yardstick: Yardstick, size: int, threads: int, seconds: float
     inputs = case.inputs(size)
     workload = Workload(name, Kernel(case.function).eval(), inputs)
     contestants = {peer: measure.prepare(peer, workload, threads) for peer in PEERS}
-    ready = {peer: item for peer, item in contestants.items() if isinstance(item, Prepared)}
+    ready = {peer: item for peer, item in contestants.items() if isinstance(item, PreparedContestant)}
     with measure.settings(threads):
         results = {peer: item.call(*inputs) for peer, item in ready.items()}
         exact = measure.flatten(accuracy.in_float64(workload.target)(*inputs))

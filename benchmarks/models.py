@@ -20,7 +20,7 @@ from benchmarks import record
 from benchmarks.named import ZOO
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
-from tilewright.measure import Prepared, Timing, Unavailable, Workload
+from tilewright.measure import PreparedContestant, Timing, Unavailable, Workload
 
 OURS = "tilewright"
 
@@ -28,7 +28,7 @@ OURS = "tilewright"
 def run(workload: Workload, threads: int, seconds: float, names: tuple[str, ...]) -> Facts:
     """All figures of one model: a dict per contestant."""
     contestants = {name: measure.prepare(name, workload, threads) for name in names}
-    ready = {name: item for name, item in contestants.items() if isinstance(item, Prepared)}
+    ready = {name: item for name, item in contestants.items() if isinstance(item, PreparedContestant)}
     verdicts = judge(ready, workload, threads)
     timings = measure.compare(ready, workload, threads, seconds=seconds)
     shapes: Facts = {
@@ -45,7 +45,7 @@ def run(workload: Workload, threads: int, seconds: float, names: tuple[str, ...]
     return {**shapes, "contestants": facts}
 
 
-def figures(item: Prepared, name: str, timings: Mapping[str, Timing], verdict: Facts) -> Facts:
+def figures(item: PreparedContestant, name: str, timings: Mapping[str, Timing], verdict: Facts) -> Facts:
     """What is recorded of one contestant. `speed_over_X` is X's time over its own, by rounds."""
     speeds = {
         f"speed_over_{other}": measure.ratio(timings[other], timings[name])
@@ -63,7 +63,7 @@ def figures(item: Prepared, name: str, timings: Mapping[str, Timing], verdict: F
     }
 
 
-def judge(ready: Mapping[str, Prepared], workload: Workload, threads: int) -> dict[str, Facts]:
+def judge(ready: Mapping[str, PreparedContestant], workload: Workload, threads: int) -> dict[str, Facts]:
     """The fp64 rule for each contestant's result; empty if eager cannot run."""
     if "eager" not in ready:
         return {}

@@ -89,7 +89,7 @@ def reference(workload: Workload, threads: int) -> Call:
             built = measure.PEERS[name](workload, threads)
         except Exception as error:  # noqa: BLE001 - a peer's failure only means that the next one is asked
             built = measure.Unavailable(measure.one_line(error))
-        if isinstance(built, measure.Built):
+        if isinstance(built, measure.BuiltPeer):
             return built.call
         reasons.append(f"{name}: {built.reason}")
     raise click.ClickException(f"no reference for {workload.name}: {'; '.join(reasons)}")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tilewright import measure
-from tilewright.measure import Built, Prepared, Timing, Unavailable, Workload
+from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 
 NAMES: Mapping[str, str] = {
     "eager": "eager",
@@ -29,11 +29,11 @@ class Job:
     """A workload with every contestant built on it, or the reason why it could not be."""
 
     workload: Workload
-    contestants: Mapping[str, Prepared | Unavailable]
+    contestants: Mapping[str, PreparedContestant | Unavailable]
 
-    def ready(self) -> dict[str, Prepared]:
+    def ready(self) -> dict[str, PreparedContestant]:
         """The contestants that can run."""
-        return {name: item for name, item in self.contestants.items() if isinstance(item, Prepared)}
+        return {name: item for name, item in self.contestants.items() if isinstance(item, PreparedContestant)}
 
     def why_not(self, name: str) -> str:
         """Why a contestant cannot run; empty if it can."""
@@ -41,7 +41,7 @@ class Job:
         return f"{self.workload.name}: {item.reason}" if isinstance(item, Unavailable) else ""
 
 
-def through_dynamo(workload: Workload, threads: int) -> Built | Unavailable:
+def through_dynamo(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """Our compiler through `torch.compile`, the way a module's user meets it."""
     import tilewright
 
@@ -57,12 +57,12 @@ def through_dynamo(workload: Workload, threads: int) -> Built | Unavailable:
         fallbacks = after.fallbacks - before.fallbacks
         return f"{text}; {fallbacks} not compiled" if fallbacks else text
 
-    return Built(lambda *inputs: measure.flatten(compiled(*inputs)), coverage)
+    return BuiltPeer(lambda *inputs: measure.flatten(compiled(*inputs)), coverage)
 
 
 def build(workload: Workload, names: Sequence[str], threads: int, say: Say) -> Job:
     """Build the named contestants on a workload; one that fails is noted and the others go on."""
-    contestants: dict[str, Prepared | Unavailable] = {}
+    contestants: dict[str, PreparedContestant | Unavailable] = {}
     for name in names:
         title = NAMES[name]
         say(f"{workload.name}: building {title}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch._ops import OpOverload
 
 from tilewright.capture.aten import TABLE
-from tilewright.capture.aten.registry import Entry
+from tilewright.capture.aten.registry import OpEntry
 from tilewright.capture.onnx import ops as _  # noqa: F401  its import fills the table
 from tilewright.capture.onnx.registry import known_operators
 from tilewright.options import PREFIX, Options
@@ -96,7 +96,7 @@ def ops_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _marks(entry: Entry) -> Iterator[str]:
+def _marks(entry: OpEntry) -> Iterator[str]:
     if entry.view:
         yield "view"
     if entry.reason:

@@ -17,7 +17,7 @@ from tests import conftest, lighter
 from tilewright.options import Options
 from tilewright.runtime.cpu import toolchain
 from tilewright.runtime.stats import STATS, Stats
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
 
 def test_every_test_has_an_empty_cache_of_its_own() -> None:
@@ -82,7 +82,7 @@ def test_libraries_are_built_once_and_are_what_users_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(number: int) -> bytes:
-        store = Store(tmp_path / str(len(list(tmp_path.iterdir()))))
+        store = ContentStore(tmp_path / str(len(list(tmp_path.iterdir()))))
         return toolchain.build_texts(
             [TEXT % number], toolchain.host_target().compiler_flags, store, Options()
         ).read_bytes()

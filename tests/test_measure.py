@@ -17,7 +17,7 @@ import torch
 
 from tilewright import measure
 from tilewright.errors import TilewrightError
-from tilewright.measure import Built, Prepared, Timing, Unavailable, Workload
+from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 from tilewright.peak_memory import PeakMemory
 from tilewright.tuning.search_limits import MEASUREMENT
 
@@ -154,7 +154,7 @@ def small() -> Workload:
 def test_prepare_runs_a_peer_and_says_what_it_cost() -> None:
     workload = small()
     prepared = measure.prepare("eager", workload, 1)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedContestant)
     (result,) = prepared.call(*workload.inputs)
     assert torch.equal(result, workload.target(*workload.inputs))  # type: ignore[operator]
     assert prepared.ready_seconds == prepared.build_seconds + prepared.first_call_seconds > 0
@@ -163,14 +163,14 @@ def test_prepare_runs_a_peer_and_says_what_it_cost() -> None:
 
 
 def test_a_peer_that_raises_becomes_a_reason() -> None:
-    def broken(workload: Workload, threads: int) -> Built:
+    def broken(workload: Workload, threads: int) -> BuiltPeer:
         raise RuntimeError("first line\nsecond line")
 
     def refused(workload: Workload, threads: int) -> Unavailable:
         return Unavailable("no such runtime")
 
-    def breaks_in_call(workload: Workload, threads: int) -> Built:
-        return Built(lambda *inputs: (inputs[9],))
+    def breaks_in_call(workload: Workload, threads: int) -> BuiltPeer:
+        return BuiltPeer(lambda *inputs: (inputs[9],))
 
     assert measure.prepare("x", small(), 1, broken) == Unavailable("RuntimeError: first line")
     assert str(measure.prepare("x", small(), 1, refused)) == "not available: no such runtime"
@@ -201,7 +201,7 @@ def test_onnxruntime_runs_a_model_file(tmp_path: Path) -> None:
     path = relu_file(tmp_path / "m.onnx")
     data = torch.randn(3, 4)
     prepared = measure.prepare("onnxruntime", Workload("relu", path, (data,)), 2)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedContestant), prepared
     assert torch.equal(prepared.call(data)[0], data.relu())
 
 
@@ -222,7 +222,7 @@ def test_a_contestant_leaves_the_model_as_it_was() -> None:
     model = Remembers()
     workload = Workload("remembers", model, (torch.randn(3, 4),))
     prepared = measure.prepare("onnxruntime", workload, 2)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedContestant), prepared
     assert model.size == 4 and isinstance(model.size, int)
 
 
@@ -247,6 +247,6 @@ def test_a_runtime_timed_against_itself_comes_out_equal() -> None:
     workload = Workload("mlp", model, (torch.randn(128, 512),))
     one, other, peer = (measure.prepare(name, workload, 2) for name in ("eager", "eager", "onnxruntime"))
     prepared = {"one": one, "peer": peer, "other": other}
-    ready = {name: item for name, item in prepared.items() if isinstance(item, Prepared)}
+    ready = {name: item for name, item in prepared.items() if isinstance(item, PreparedContestant)}
     timings = measure.compare(ready, workload, 2, seconds=8.0)
     assert measure.ratio(timings["one"], timings["other"]) == pytest.approx(1.0, abs=0.03)

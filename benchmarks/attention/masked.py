@@ -18,7 +18,7 @@ from benchmarks.attention.rows import judge
 from benchmarks.attention.turn import Row
 from benchmarks.attention.workloads import Attention, Sizes, Tensors
 from tilewright import measure
-from tilewright.measure import Built, Workload
+from tilewright.measure import BuiltPeer, Workload
 
 BLOCK = 128
 DOCUMENTS = 4
@@ -143,7 +143,7 @@ def _module(workload: Workload) -> Masked:
     return workload.target
 
 
-def flex(workload: Workload, threads: int) -> Built:
+def flex(workload: Workload, threads: int) -> BuiltPeer:
     """FlexAttention with the mask as blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -161,10 +161,10 @@ def flex(workload: Workload, threads: int) -> Built:
         return make(rule, batch, None, queries, keys, device=q.device.type, BLOCK_SIZE=BLOCK)
 
     made = mask()
-    return Built(Apart(lambda *given: (attend(*given[:3], block_mask=made),), mask))
+    return BuiltPeer(Apart(lambda *given: (attend(*given[:3], block_mask=made),), mask))
 
 
-def sdpa(workload: Workload, threads: int) -> Built:
+def sdpa(workload: Workload, threads: int) -> BuiltPeer:
     """Torch's fused attention with the mask as a tensor."""
     module, places = _module(workload), workload.inputs[0].shape[2]
 
@@ -176,7 +176,7 @@ def sdpa(workload: Workload, threads: int) -> Built:
     def call(*given: Tensor) -> Tensors:
         return measure.flatten(F.scaled_dot_product_attention(*given[:3], attn_mask=made))
 
-    return Built(Apart(call, mask))
+    return BuiltPeer(Apart(call, mask))
 
 
 PEERS = MappingProxyType(

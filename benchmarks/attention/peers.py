@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import gpu_peers
 from benchmarks.attention.workloads import Attention, SoftCap, Tensors, export
 from tilewright import measure
-from tilewright.measure import Built, Call, Peer, Unavailable, Workload
+from tilewright.measure import BuiltPeer, Call, Peer, Unavailable, Workload
 
 EAGER, INDUCTOR, AUTOTUNE, FLEX = "eager", "inductor", "inductor max-autotune", "flex"
 FLASH, CUDNN, ORT, OURS = "sdpa flash", "sdpa cudnn", "onnxruntime", "tilewright"
@@ -92,9 +92,9 @@ def _plain(module: Attention) -> bool:
 def compiled(mode: str | None) -> Peer:
     """`torch.compile` with Inductor."""
 
-    def build(workload: Workload, threads: int) -> Built:
+    def build(workload: Workload, threads: int) -> BuiltPeer:
         run = torch.compile(_module(workload), mode=mode, dynamic=False, fullgraph=True)
-        return Built(lambda *inputs: measure.flatten(run(*inputs)))
+        return BuiltPeer(lambda *inputs: measure.flatten(run(*inputs)))
 
     return build
 
@@ -102,9 +102,9 @@ def compiled(mode: str | None) -> Peer:
 def built_with(options: Mapping[str, Option]) -> Peer:
     """Our compiler on the module, under these options."""
 
-    def build(workload: Workload, threads: int) -> Built:
+    def build(workload: Workload, threads: int) -> BuiltPeer:
         call = Ours(_module(workload), workload.inputs, **options)
-        return Built(call, lambda: str(call.compiled.coverage))
+        return BuiltPeer(call, lambda: str(call.compiled.coverage))
 
     return build
 
@@ -123,14 +123,14 @@ def ablated(until: float) -> Mapping[str, Peer]:
     }
 
 
-def generated(workload: Workload, threads: int) -> Built | Unavailable:
+def generated(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """Our kernels for plain attention."""
     if type(_module(workload)) is not Attention:
         return Unavailable(f"the same as {OURS}")
     return built_with(INSIDE)(workload, threads)
 
 
-def flex(workload: Workload, threads: int) -> Built | Unavailable:
+def flex(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """FlexAttention with the mask as blocks and the cap as a change of scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -155,13 +155,13 @@ def flex(workload: Workload, threads: int) -> Built | Unavailable:
         made = run(*_heads_first(module, inputs), change, mask, enable_gqa=shared)
         return (made.transpose(1, 2) if module.layout == "bshd" else made,)
 
-    return Built(call)
+    return BuiltPeer(call)
 
 
 def sdpa(backend: SDPBackend) -> Peer:
     """Torch's fused attention with one of its backends."""
 
-    def build(workload: Workload, threads: int) -> Built | Unavailable:
+    def build(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
         module = _module(workload)
         if type(module) is not Attention:
             return Unavailable("another function")
@@ -177,7 +177,7 @@ def sdpa(backend: SDPBackend) -> Peer:
                 )
             return (made.transpose(1, 2) if module.layout == "bshd" else made,)
 
-        return Built(call)
+        return BuiltPeer(call)
 
     return build
 
@@ -185,7 +185,7 @@ def sdpa(backend: SDPBackend) -> Peer:
 def onnx_file(folder: Path) -> Peer:
     """ONNX Runtime on a file exported to `folder`."""
 
-    def build(workload: Workload, threads: int) -> Built | Unavailable:
+    def build(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
         path = export(_module(workload), workload.inputs, folder, workload.name)
         return measure.onnxruntime(Workload(workload.name, path, workload.inputs), threads)
 
@@ -211,7 +211,7 @@ def peers(folder: Path, until: float) -> Mapping[str, Peer]:
 def until_late(peer: Peer, until: float) -> Peer:
     """The same contestant, not built any more after `until`."""
 
-    def build(workload: Workload, threads: int) -> Built | Unavailable:
+    def build(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
         if time.time() > until:
             return Unavailable("no time left to build it")
         return peer(workload, threads)

@@ -18,7 +18,7 @@ from benchmarks.attention.turn import Results, Row
 from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Margins, Sizes, Tensors
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
-from tilewright.measure import Built, Peer, Workload
+from tilewright.measure import BuiltPeer, Peer, Workload
 
 SLICE = 1 << 28
 """Scores that are judged at once: heads do not touch each other, and float64 needs memory."""
@@ -139,7 +139,7 @@ class Stack(nn.Module):
 
 
 def _step_peer(name: str) -> Peer:
-    def build(workload: Workload, threads: int) -> Built:
+    def build(workload: Workload, threads: int) -> BuiltPeer:
         assert isinstance(workload.target, Stack)
         module: Stack = workload.target
         step: Step = llama.step
@@ -147,7 +147,7 @@ def _step_peer(name: str) -> Peer:
         if name != EAGER:
             backend = "inductor" if name == INDUCTOR else importlib.import_module("tilewright").backend
             step = torch.compile(gpu_peers.fresh(llama.step), backend=backend, dynamic=False, fullgraph=True)  # type: ignore[assignment,arg-type]
-        return Built(lambda *inputs: _checked(module.through(step, inputs), name, before))
+        return BuiltPeer(lambda *inputs: _checked(module.through(step, inputs), name, before))
 
     return build
 

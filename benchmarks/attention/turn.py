@@ -16,7 +16,7 @@ from benchmarks.attention.workloads import Tensors
 from benchmarks.gpu_clock import Timed
 from benchmarks.record import Facts
 from tilewright import measure
-from tilewright.measure import Peer, Prepared, Run, Unavailable, Workload
+from tilewright.measure import Peer, PreparedContestant, Run, Unavailable, Workload
 
 GRAPHS = 2 << 30
 """Bytes of eager's scores up to which runs are captured in graphs, all of which live at once."""
@@ -53,13 +53,13 @@ class Row:
 class Made:
     """The contestants of a row that are built so far, and bytes that each keeps on the device between calls."""
 
-    items: dict[str, Prepared | Unavailable] = field(default_factory=dict)
+    items: dict[str, PreparedContestant | Unavailable] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
 
     @property
-    def ready(self) -> dict[str, Prepared]:
+    def ready(self) -> dict[str, PreparedContestant]:
         """Those that run."""
-        return {name: item for name, item in self.items.items() if isinstance(item, Prepared)}
+        return {name: item for name, item in self.items.items() if isinstance(item, PreparedContestant)}
 
 
 def build(row: Row, names: Sequence[str], made: Made, device: torch.device, threads: int) -> None:
@@ -110,12 +110,12 @@ def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int
     }
 
 
-def mask_of(item: Prepared) -> Run | None:
+def mask_of(item: PreparedContestant) -> Run | None:
     """What makes a contestant's mask, if it gets one ready made."""
     return item.call.mask if isinstance(item.call, Apart) else None
 
 
-def bound(item: Prepared, workload: Workload) -> Run:
+def bound(item: PreparedContestant, workload: Workload) -> Run:
     """The contestant's call on the workload's inputs."""
     return lambda: item.call(*workload.inputs)
 
@@ -132,7 +132,7 @@ def _each(row: Row, made: Made, device: torch.device, work: Callable[[str, Run],
     return found
 
 
-def contestant(item: Prepared, timed: Timed, flops: float, fastest: float) -> Facts:
+def contestant(item: PreparedContestant, timed: Timed, flops: float, fastest: float) -> Facts:
     """What is recorded of one contestant's speed, and of our compiler what it made."""
     timing = timed.timing
     facts: Facts = {

@@ -15,7 +15,7 @@ from unittest import mock
 
 from torch import Tensor
 
-from tilewright.bisection import Candidate
+from tilewright.bisection import Suspect
 from tilewright.bisection.states import CompiledStates
 from tilewright.emit.source import Source
 from tilewright.ir.expr import call, const
@@ -55,7 +55,7 @@ class Planted:
     """A defect while it is there: whether its place was `met`, and whether a culprit `is_it`."""
 
     met: bool = False
-    is_it: Callable[[Candidate, Sequence[CompiledStates]], bool] = lambda culprit, lowerings: False
+    is_it: Callable[[Suspect, Sequence[CompiledStates]], bool] = lambda culprit, lowerings: False
 
 
 Changes = dict[str, tuple[tuple[str, str], ...]]
@@ -130,7 +130,7 @@ def planted(bug: Bug, attempt: int) -> Generator[Planted]:
 def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
     mine, emit, inside = _Counter(bug.graph), cpu.emit_units, [False]
 
-    class Watched(build.Builder):
+    class Watched(build.KernelBuilder):
         def built(self, *args: Any, **kwargs: Any) -> build.Kernels:
             inside[0] = mine()
             try:
@@ -142,7 +142,7 @@ def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         sources = emit(*args, **kwargs)
         return tuple(_wrong_text(s, bug, attempt, state) for s in sources) if inside[0] else sources
 
-    def is_it(culprit: Candidate, lowerings: Sequence[CompiledStates]) -> bool:
+    def is_it(culprit: Suspect, lowerings: Sequence[CompiledStates]) -> bool:
         lowering = lowerings[bug.graph]
         steps = [step for segment in lowering.plan.segments for step in segment.steps]
         launches = [x for step in steps if isinstance(step, Launches) for x in step.launches]
@@ -150,7 +150,7 @@ def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         return mine and launches[int(culprit.name[1:])].kernel == bug.place
 
     state.is_it = is_it
-    with mock.patch.object(phases, "Builder", Watched), mock.patch.object(cpu, "emit_units", wrong):
+    with mock.patch.object(phases, "KernelBuilder", Watched), mock.patch.object(cpu, "emit_units", wrong):
         yield
 
 

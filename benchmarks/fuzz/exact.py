@@ -42,9 +42,9 @@ from tilewright.lower.legality import check_roles
 from tilewright.options import Options
 from tilewright.partition.cover import cover_unfused, partition
 from tilewright.pipeline.phases import begin, phases_before, run_phases
-from tilewright.pipeline.place import Place
-from tilewright.pipeline.state import Request
-from tilewright.pipeline.trace import Recorder
+from tilewright.pipeline.place import DevicePlace
+from tilewright.pipeline.state import CompileRequest
+from tilewright.pipeline.trace import PhaseRecorder
 from tilewright.runtime.call.fallback import Captured
 from tilewright.schedule.cpu.scheduler import VectorScheduler
 from tilewright.schedule.solver import Solver
@@ -126,7 +126,9 @@ class Oracle:
     def _steps(
         self, graph: Graph, sizes: Mapping[str, int]
     ) -> tuple[Solver, tuple[Step, ...], Mapping[Value, Layout]]:
-        asked = Request(Recorder(), self.options, Place("cpu"), (), SizeHints(sizes), _no_loops)
+        asked = CompileRequest(
+            PhaseRecorder(), self.options, DevicePlace("cpu"), (), SizeHints(sizes), _no_loops
+        )
         phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
         state = run_phases(
             begin(asked, graph, Solver(self.target, self.options, scheduler=Changed(self))), phases
@@ -212,7 +214,7 @@ class Oracle:
                 return
 
 
-def _no_loops(asked: Request, body: Graph) -> NoReturn:
+def _no_loops(asked: CompileRequest, body: Graph) -> NoReturn:
     raise AssertionError("loops are not compiled")
 
 

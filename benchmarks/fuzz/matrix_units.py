@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tilewright.options import Options
 from tilewright.pipeline import compiler
-from tilewright.pipeline.place import Place
+from tilewright.pipeline.place import DevicePlace
 from tilewright.target import Target
 
 UNITS = "matrix units"
@@ -35,7 +35,7 @@ def rounding_units() -> Iterator[None]:
     """Compile for the same machine, but products of fp32 by multiplying and adding, which rounds."""
     plain = compiler.machine_of
 
-    def rounding(place: Place, options: Options) -> Target:
+    def rounding(place: DevicePlace, options: Options) -> Target:
         found = plain(place, options)
         units = [replace(u, precision="ieee") if u.operand == "f32" else u for u in found.matrix_units]
         return replace(found, matrix_units=tuple(units))
@@ -48,7 +48,7 @@ def takes_pieces(device: str, options: Mapping[str, object]) -> bool:
     """Whether a machine makes products of fp32 out of pieces, with these options."""
     if device == "cpu" or options.get("contractions") == "library":
         return False
-    return compiler.machine_of(Place(device), Options.make(options)).singles == "bf16x6"
+    return compiler.machine_of(DevicePlace(device), Options.make(options)).singles == "bf16x6"
 
 
 def cuts_off(ours: Tensor, exact: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.aliasing.overlapping import OverlappingWrite
-from tilewright.capture.autograd.joint import Builders, Recorder, Runner, through_autograd
+from tilewright.capture.autograd.joint import Builders, GraphRecorder, Runner, through_autograd
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
@@ -35,7 +35,7 @@ from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
-from tilewright.runtime.call.model import CompiledModel, Way
+from tilewright.runtime.call.model import CompiledModel, TargetWay
 from tilewright.runtime.call.recompiles import warn_at_recompile_limit
 from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
@@ -84,7 +84,7 @@ class Session(ReportsOfParts):
 
     options: Options
     compiled: list[Compiled] = field(default_factory=list)
-    recorder: Recorder | None = None
+    recorder: GraphRecorder | None = None
 
     def fresh(self) -> Session:
         """Another one of the same options."""
@@ -244,7 +244,7 @@ def _device(wanted: str | torch.device | None) -> torch.device | None:
 
 def _way(
     target: Target, options: Options, naming: Naming, device: torch.device | None, *, oblivious: bool
-) -> Way:
+) -> TargetWay:
     if isinstance(target, (str, os.PathLike)):
         path = os.fspath(target)
         if not path.endswith(".onnx"):

@@ -31,7 +31,7 @@ from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.asked import asking
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.exported import ProgramWay
-from tilewright.runtime.call.fallback import Region
+from tilewright.runtime.call.fallback import EagerRegion
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
 from tilewright.runtime.plan.steps import CALLED
@@ -72,7 +72,7 @@ class FileGraphs:
         options: Options,
     ) -> None:
         """`nodes` are its nodes, by name. `cut` gives it in segments, where control flow in it depends on data."""
-        self.ways: list[ProgramWay | Pieces | Region] = []
+        self.ways: list[ProgramWay | Pieces | EagerRegion] = []
         self._module = module
         self._dims = dims
         self._nodes = nodes
@@ -81,7 +81,7 @@ class FileGraphs:
         self.program: Exported | None = None
         """What was traced last."""
 
-    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | Region:
+    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | EagerRegion:
         """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
         sizes: dict[str, int] = {}
         equal = True
@@ -93,7 +93,7 @@ class FileGraphs:
                 return way
         return self._eager() if len(self._nodes) > MODELS.max_file_nodes else self._traced(inputs, equal)
 
-    def _eager(self) -> Region:
+    def _eager(self) -> EagerRegion:
         """The whole model as a library region. Raises UnsupportedError under `strict`."""
         why = f"more than {MODELS.max_file_nodes} nodes"
         if self._options.strict:
@@ -103,11 +103,11 @@ class FileGraphs:
                 hint="cut it, or compile without strict",
             )
         LOG.warning("runs eagerly: %s", why)
-        made = Region(self._module, [op_of(n) for n in self._nodes], why)
+        made = EagerRegion(self._module, [op_of(n) for n in self._nodes], why)
         self.ways.append(made)
         return made
 
-    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces | Region:
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces | EagerRegion:
         """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
         size 0 and 1 fixed."""
         wanted = self._dims
@@ -241,7 +241,7 @@ class FileWay:
         """Of each graph compiled so far."""
         return tuple(c for w in self._ways() for c in w.compilations)
 
-    def _ways(self) -> list[ProgramWay | Pieces | Region]:
+    def _ways(self) -> list[ProgramWay | Pieces | EagerRegion]:
         return [w for _, graphs in self._kinds for w in graphs.ways]
 
     def unchanged(self) -> bool:
@@ -271,7 +271,7 @@ class FileWay:
         return result, self._short(way, (*args, *kwargs.values()), tensors)
 
     def _short(
-        self, way: ProgramWay | Pieces | Region, leaves: Sequence[object], tensors: Sequence[Tensor]
+        self, way: ProgramWay | Pieces | EagerRegion, leaves: Sequence[object], tensors: Sequence[Tensor]
     ) -> Short | None:
         """The way of calls whose tensors have the same types, sizes and devices, which alone decide what was checked
         here and which graph was chosen. None where an input was converted, or nests others."""
@@ -332,7 +332,7 @@ class FileWay:
                 return
         raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
-    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces | Region, Sequence[Tensor]]:
+    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces | EagerRegion, Sequence[Tensor]]:
         """The graph for such inputs, and the tensors that it takes."""
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
         tensors, nesting = flatten_inputs(inputs) if self._nests else (inputs, None)

@@ -67,7 +67,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPeer:
     """What a peer returns: a callable from tensors to a tuple of tensors, and its coverage line."""
 
     call: Call
@@ -77,7 +77,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedContestant:
     """A contestant that has run once. Seconds and bytes; `peak_bytes` is None where the system does not tell.
 
     `build_seconds` is spent before the first call (load, trace, compile), `first_call_seconds` in it. The
@@ -303,20 +303,20 @@ def require_possible(name: str, timing: Timing, bound: float) -> Timing:
     )
 
 
-Peer = Callable[[Workload, int], Built | Unavailable]
+Peer = Callable[[Workload, int], BuiltPeer | Unavailable]
 """Builds one contestant for a workload with a number of threads. May raise: `prepare` turns that into a
 reason.
 """
 
 
-def eager(workload: Workload, threads: int) -> Built | Unavailable:
+def eager(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """Torch as it is. A model file is run as the torch module that our importer makes of it."""
     del threads
     module = torch_module(workload.target)
-    return Built(lambda *inputs: flatten(module(*inputs)))
+    return BuiltPeer(lambda *inputs: flatten(module(*inputs)))
 
 
-def inductor(workload: Workload, threads: int) -> Built | Unavailable:
+def inductor(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """`torch.compile` with its default backend; weights frozen, or not where only that fails (the coverage
     says so).
     """
@@ -338,14 +338,14 @@ def inductor(workload: Workload, threads: int) -> Built | Unavailable:
 
 def _compile_with_inductor(
     module: torch.nn.Module, workload: Workload, again: bool, note: str, wasted: float
-) -> Built:
+) -> BuiltPeer:
     dynamic = True if workload.dims else None
     compiled = torch.compile(module, dynamic=dynamic, options={"freezing": False} if again else None)
     compiled(*workload.inputs)
-    return Built(lambda *inputs: flatten(compiled(*inputs)), lambda: note, wasted)
+    return BuiltPeer(lambda *inputs: flatten(compiled(*inputs)), lambda: note, wasted)
 
 
-def onnxruntime(workload: Workload, threads: int) -> Built | Unavailable:
+def onnxruntime(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """ONNX Runtime on the CPU with the same number of threads; a module is exported first."""
     try:
         runtime = importlib.import_module("onnxruntime")
@@ -363,16 +363,16 @@ def onnxruntime(workload: Workload, threads: int) -> Built | Unavailable:
         feeds = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
         return flatten(session.run(None, feeds))
 
-    return Built(call)
+    return BuiltPeer(call)
 
 
-def tilewright(workload: Workload, threads: int) -> Built | Unavailable:
+def tilewright(workload: Workload, threads: int) -> BuiltPeer | Unavailable:
     """Our compiler through `tilewright.compile`, weights frozen."""
     del threads
     compile_ = importlib.import_module("tilewright").compile
     target = str(workload.target) if isinstance(workload.target, Path) else workload.target
     compiled = compile_(target, workload.inputs, dims=workload.dims, freeze=True)
-    return Built(lambda *inputs: flatten(compiled(*inputs)), lambda: str(compiled.coverage))
+    return BuiltPeer(lambda *inputs: flatten(compiled(*inputs)), lambda: str(compiled.coverage))
 
 
 PEERS: Mapping[str, Peer] = MappingProxyType(
@@ -418,7 +418,9 @@ def flatten(result: object) -> tuple[torch.Tensor, ...]:
     raise TilewrightError(f"a result holds a {type(result).__name__}", phase="measure", hint="return tensors")
 
 
-def prepare(name: str, workload: Workload, threads: int, peer: Peer | None = None) -> Prepared | Unavailable:
+def prepare(
+    name: str, workload: Workload, threads: int, peer: Peer | None = None
+) -> PreparedContestant | Unavailable:
     """Build the contestant `name` (or `peer`), run it once, and say what that cost; its failure becomes a
     reason.
     """
@@ -436,7 +438,7 @@ def prepare(name: str, workload: Workload, threads: int, peer: Peer | None = Non
     except Exception as error:  # noqa: BLE001 - whatever a peer raises, it must not stop the others
         return Unavailable(one_line(error))
     building = middle - start - built.wasted_seconds
-    return Prepared(name, built.call, building, end - middle, memory.bytes, built.coverage())
+    return PreparedContestant(name, built.call, building, end - middle, memory.bytes, built.coverage())
 
 
 def one_line(error: BaseException, width: int = 120) -> str:
@@ -448,7 +450,7 @@ def one_line(error: BaseException, width: int = 120) -> str:
 
 
 def compare(
-    prepared: Mapping[str, Prepared],
+    prepared: Mapping[str, PreparedContestant],
     workload: Workload,
     threads: int,
     *,

@@ -9,7 +9,7 @@ import pytest
 
 from tilewright.analysis.runs import hidden_runs, side_by_side
 from tilewright.ir.expr import Axis, Expr, axis, integer, substitute, symbol
-from tilewright.ir.selection import Run
+from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
 
 M, K = Axis("m", dims.integer(98)), Axis("k", dims.integer(216))
@@ -42,7 +42,9 @@ def test_what_is_told_is_so(name: str) -> None:
     offset, length, multiple = OFFSETS[name]
     tiles = {M: 16, K: 32}
     found = hidden_runs(offset, (M, K), tiles, {M, K})
-    assert found == ((Run(M, 1, found[0].multiple), Run(K, length, multiple)) if length > 1 else ())
+    assert found == (
+        (ElementRun(M, 1, found[0].multiple), ElementRun(K, length, multiple)) if length > 1 else ()
+    )
     for a, run in zip((M, K), found, strict=bool(found)):
         other = K if a is M else M
         for first, beside in itertools.product(range(0, 96, run.length), range(0, 96, 5)):

@@ -32,7 +32,7 @@ from benchmarks import convolutions, gemm
 from tilewright.options import Options
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.driver import Device
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.gpu import proposals
 from tilewright.target import MemoryKind, preset
 
@@ -95,7 +95,7 @@ def test_parts_and_their_merge_run_one_after_the_other(
     monkeypatch.setattr(convolutions, "gpu_target", lambda *given: preset("sm_90"))
     monkeypatch.setattr(convolutions, "MOST_PARTS", 2)
     monkeypatch.setattr(convolutions, "WORTH_A_TRY", 10.0)
-    layer, store = Layer("small", 64, 32, 4, 3, 1, 1), Store(default_root(Options()))
+    layer, store = Layer("small", 64, 32, 4, 3, 1, 1), ContentStore(default_root(Options()))
     found = convolutions.ways(layer, 1, preset("sm_90"))
     ((first, _), (last, _)) = found.steps["s2p1"]
     found.kernels.scheduled = {n: s for n, s in found.kernels.scheduled.items() if n in (first, last)}

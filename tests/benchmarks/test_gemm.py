@@ -17,7 +17,7 @@ from tests.support.cuda.launches import launches
 from benchmarks import gemm
 from tilewright.options import Options
 from tilewright.runtime.cuda.driver import Device
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.gpu import proposals
 from tilewright.target import preset
 
@@ -56,7 +56,7 @@ def test_tensors_reach_the_kernel_in_its_order(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(gemm, "driver_device", lambda *given: gpu)
-    target, store = preset("sm_90"), Store(default_root(Options()))
+    target, store = preset("sm_90"), ContentStore(default_root(Options()))
     found = kernels(SMALL, target)
     del found.scheduled["p0"]  # its descriptors need a driver
     build(found, target, store)

@@ -18,7 +18,7 @@ from benchmarks.named import ZOO
 
 from benchmarks import busy, compile_time, kernels, models, overhead, record
 from tilewright import measure
-from tilewright.measure import Prepared, Timing, Unavailable
+from tilewright.measure import PreparedContestant, Timing, Unavailable
 
 
 def test_write_json_replaces_whole_files(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_a_child_that_dies_is_a_fact(tmp_path: Path) -> None:
     assert "No module named" in str(facts["failed"]) and "exit code 1" in str(facts["failed"])
 
 
-def prepared(name: str) -> Prepared:
-    return Prepared(name, lambda *inputs: inputs, 1.0, 2.0, None, "generated 3 of 3 ops")
+def prepared(name: str) -> PreparedContestant:
+    return PreparedContestant(name, lambda *inputs: inputs, 1.0, 2.0, None, "generated 3 of 3 ops")
 
 
 def test_figures_compare_rounds_with_the_peers() -> None:

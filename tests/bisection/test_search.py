@@ -25,7 +25,7 @@ from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
 from tilewright.cli.check import SAME, again
 from tilewright.cli.command import cli
-from tilewright.cli.reproduction import Case, written
+from tilewright.cli.reproduction import FailedCheck, written
 
 NEAR = 4.0
 """Allowed in a state of its own rounding, in units of what is allowed: planted defects make more than a hundred."""
@@ -142,7 +142,7 @@ def test_what_is_right_has_no_culprit(
 
 
 def test_names_in_a_reproduction_are_only_text(tmp_path: Path) -> None:
-    plain = Case(
+    plain = FailedCheck(
         "a:b", (), (), (), (), None, None, None, False, None, (), 0, None, False, "kernel k0", 3, 1e6
     )
     hostile = '")\nimport os\nos.abort()\n#\'\'\'"""\u202e\\'

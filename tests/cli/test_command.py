@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tilewright import measure
 from tilewright.cli import bench, model, show, sizes
 from tilewright.cli.command import cli
-from tilewright.cli.request import Request
+from tilewright.cli.request import CommandRequest
 from tilewright.errors import BuildError, InputError, UnsupportedError
 from tilewright.options import Options
 from tilewright.plan.boundary import Boundary
@@ -131,12 +131,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("net", None)
 
 
-def request(**asked: object) -> Request:
+def request(**asked: object) -> CommandRequest:
     """One that asks for nothing but what is given."""
     nothing = {"files": (), "shapes": (), "dims": (), "dtypes": (), "device": None, "precision": None}
     how = {"threads": None, "strict": False, "freeze": None, "options": (), "seed": 0}
     given = {"model": "m", **nothing, **how, **asked, "screen": show.Screen(None)}
-    return Request(**given)  # type: ignore[arg-type]
+    return CommandRequest(**given)  # type: ignore[arg-type]
 
 
 VERBS = ("inspect", "compile", "run", "bench", "check", "explain", "env", "cache")

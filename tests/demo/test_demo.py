@@ -18,7 +18,7 @@ from rich.console import Console
 
 from demo import __main__ as main
 from demo import contest, ocr, search, weights
-from tilewright.measure import Prepared, Timing, Unavailable, Workload
+from tilewright.measure import PreparedContestant, Timing, Unavailable, Workload
 
 HERE = Path(main.HERE)
 
@@ -67,7 +67,7 @@ def test_compare_lines_names_what_differs() -> None:
 
 
 def job(name: str) -> contest.Job:
-    prepared = Prepared("eager", lambda *inputs: inputs, 0.5, 1.5, 3 << 20, "")
+    prepared = PreparedContestant("eager", lambda *inputs: inputs, 0.5, 1.5, 3 << 20, "")
     missing = Unavailable("ImportError: no module [x]")
     contestants = {"eager": prepared, "inductor": missing, "onnxruntime": missing, "tilewright": missing}
     return contest.Job(Workload(name, torch.nn.Identity(), (torch.zeros(2, 3),)), contestants)
@@ -155,7 +155,7 @@ def test_search_compares_ours_with_eager(shift: float, agrees: bool) -> None:
         return (embedder(*inputs) + shift,)
 
     workload = Workload("sentences", embedder, tokenise(["a"]))
-    ours = contest.Job(workload, {"tilewright": Prepared("tilewright", call, 0.0, 0.0, None, "")})
+    ours = contest.Job(workload, {"tilewright": PreparedContestant("tilewright", call, 0.0, 0.0, None, "")})
     assert main.judge_search(ours, tokenise, 1).agrees
     verdict = main.compare_search(ours, tokenise, 1)
     assert verdict.agrees is agrees
@@ -175,7 +175,7 @@ def test_readings_are_compared(
 
     monkeypatch.setattr(main, "read_with", read)
     Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
-    prepared = Prepared("x", lambda *inputs: inputs, 0.5, 1.5, None, "")
+    prepared = PreparedContestant("x", lambda *inputs: inputs, 0.5, 1.5, None, "")
     both = contest.Job(job("first").workload, {"tilewright": prepared, "onnxruntime": prepared})
     verdict = main.compare_reading([both], tmp_path / "p.png", tmp_path, 1)
     assert verdict.agrees is agrees and verdict.lines[0].endswith("strings as onnxruntime") is agrees

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import tilewright
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_fx
-from tilewright.plan import Call, Home, Launches, Plan
+from tilewright.plan import CallStep, Home, Launches, Plan
 from tilewright.runtime.cuda.graph import refusal
 from tilewright.runtime.plan.bound import BoundSegment
 
@@ -44,8 +44,8 @@ def plan_of(made: Compiled) -> Plan:
     return plan
 
 
-def calls(plan: Plan) -> list[Call]:
-    return [s for segment in plan.segments for s in segment.steps if isinstance(s, Call)]
+def calls(plan: Plan) -> list[CallStep]:
+    return [s for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
 
 
 def names(plan: Plan) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from tests.support.layers import LAYERS
 
 import tilewright
-from tilewright.ir.schedule import Launch, Math, Memory, Reductions, Tiling
+from tilewright.ir.schedule import LaunchConfig, Math, Memory, Reductions, Tiling
 from tilewright.pipeline.phases import PHASES
 from tilewright.target import Target
 
@@ -27,7 +27,9 @@ ROOMS = frozenset(room for layer in LAYERS for room in layer)
 OUTSIDE = re.compile(r"^(docs|src|tests|benchmarks|demo)/[\w./*<>-]+$")
 INSIDE = re.compile(r"^([a-z_]+)([/.]\w+)+/?$")
 FIELD = re.compile(r"^(Tiling|Reductions|Memory|Math|Launch|Target)\.(\w+)$")
-RECORDS: Mapping[str, type] = {c.__name__: c for c in (Tiling, Reductions, Memory, Math, Launch, Target)}
+RECORDS: Mapping[str, type] = {
+    c.__name__: c for c in (Tiling, Reductions, Memory, Math, LaunchConfig, Target)
+}
 ENDS = (".py", ".h", ".cpp", ".json")
 
 

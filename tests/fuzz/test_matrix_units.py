@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tilewright.options import Options
 from tilewright.pipeline import compiler
-from tilewright.pipeline.place import Place
+from tilewright.pipeline.place import DevicePlace
 from tilewright.target import preset
 
 
@@ -47,7 +47,7 @@ def test_which_machine_takes_pieces() -> None:
                 "cuda", {"contractions": "library"}
             )
             with rounding_units():
-                target = compiler.machine_of(Place("cuda"), Options())
+                target = compiler.machine_of(DevicePlace("cuda"), Options())
             assert target.singles == ("ieee" if pieces else preset(name).singles)
             assert [u.flops for u in target.matrix_units] == [u.flops for u in preset(name).matrix_units]
 

@@ -31,7 +31,7 @@ from tilewright.ir.program import (
     Update,
     Var,
 )
-from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop, Run
+from tilewright.ir.selection import Access, ElementRun, MatrixMultiply, MicroKernel, RegisterLoop
 from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.options import Options
@@ -39,7 +39,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
 OTHER = Axis("other", integer(3))
-SELECTED = (Access, MatrixMultiply, MicroKernel, RegisterLoop, Run)
+SELECTED = (Access, MatrixMultiply, MicroKernel, RegisterLoop, ElementRun)
 STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer, *SELECTED)
 SILENT = {
     "notes": "are told to people, and no part of a program",
@@ -134,8 +134,8 @@ BUFFER = Buffer("p0", i64, integer(64))
         Load(
             X, BUFFER, integer(0), access=Access("turned", Axis("k", integer(4)), at_once=True, unrolled=True)
         ),
-        Load(X, BUFFER, integer(0), runs=(Run(Axis("k", integer(4)), 4, 8),)),
-        Store(BUFFER, integer(0), integer(1), runs=(Run(Axis("k", integer(4)), 4, 8),)),
+        Load(X, BUFFER, integer(0), runs=(ElementRun(Axis("k", integer(4)), 4, 8),)),
+        Store(BUFFER, integer(0), integer(1), runs=(ElementRun(Axis("k", integer(4)), 4, 8),)),
         Nest(
             (RegisterLoop(Axis("j", integer(3)), 3), RegisterLoop(Axis("k", integer(4)), 4, True)),
             (Compute(X, integer(1)),),

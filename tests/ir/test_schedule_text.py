@@ -13,7 +13,7 @@ from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Symbol, call, const, integer, symbol, walk
 from tilewright.ir.schedule import (
     ClassPlan,
-    Launch,
+    LaunchConfig,
     Math,
     Memory,
     Reductions,
@@ -41,7 +41,7 @@ EVERY = Schedule(
     Reductions(True, False, (3,), (COLUMNS,), 0, True, False, True, True, 32),
     Memory(4, (Sized(1, LARGE),), (Sized(0, const(True, bool_)), Sized(2, LARGE)), (0, 1), 64, True),
     Math(True, ("exp2", "log2"), True, True, True, True),
-    Launch(4, 3, 1 << 10, 8),
+    LaunchConfig(4, 3, 1 << 10, 8),
 )
 """No field has its default."""
 
@@ -121,7 +121,7 @@ def test_what_is_no_schedule_is_refused(text: str, told: str) -> None:
 
 
 def test_no_record_has_another_ones_field() -> None:
-    names = [f.name for r in (Tiling, Reductions, Memory, Math, Launch) for f in fields(r)]
+    names = [f.name for r in (Tiling, Reductions, Memory, Math, LaunchConfig) for f in fields(r)]
     assert len(set(names)) == len(names)
     with pytest.raises(TypeError, match="no field lanes"):
         EVERY.changed(lanes=True)

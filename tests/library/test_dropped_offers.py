@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import tilewright
 from tilewright.library.offers import onednn, registry
 from tilewright.pipeline.trace import Trace
-from tilewright.plan.data import Call, Plan
+from tilewright.plan.data import CallStep, Plan
 from tilewright.runtime.own import product
 
 torch.manual_seed(0)
@@ -62,7 +62,7 @@ def check(net: nn.Module, x: Tensor, found: Callable[..., object]) -> None:
 
 @pytest.fixture
 def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    monkeypatch.setattr(product.Products, "__call__", lambda self, task: None)
+    monkeypatch.setattr(product.ProductCalls, "__call__", lambda self, task: None)
     yield monkeypatch
 
 
@@ -96,7 +96,7 @@ def test_packing_that_fails_leaves_leading_dims(nothing_of_ours: pytest.MonkeyPa
 def test_code_of_ours_that_fails_is_no_offer(
     net: tuple[Net, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product.Products, "__call__", refuse)
+    monkeypatch.setattr(product.ProductCalls, "__call__", refuse)
     found = compiled(*net)
     check(*net, found)
     assert sum("own failed" in str(call) for call in found.calls) == 3
@@ -141,7 +141,7 @@ def test_what_stands_behind_a_call_is_let_go_after_its_first_run(net: tuple[Net,
     assert isinstance(trace, Trace)
     plan = trace["plan"]
     assert isinstance(plan, Plan)
-    spares = [s.call.spare for g in plan.segments for s in g.steps if isinstance(s, Call)]
+    spares = [s.call.spare for g in plan.segments for s in g.steps if isinstance(s, CallStep)]
     assert any(s is not None and s.call is not None for s in spares)
     check(*net, found)
     assert all(s is None or s.call is None for s in spares)

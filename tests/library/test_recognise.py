@@ -18,7 +18,7 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
-from tilewright.library.recognise import Routine, as_call, routine_of, routine_seconds
+from tilewright.library.recognise import AttentionRegion, as_call, routine_of, routine_seconds
 from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.regions import find_regions
 from tilewright.rewrite.normal.normalise import normalise
@@ -102,7 +102,7 @@ def region_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = 
     return region.graph(graph)
 
 
-def found(run: Run, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Routine | None:
+def found(run: Run, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> AttentionRegion | None:
     return routine_of(region_of(run, shapes or (SHAPE,) * 3, dtype), HOPPER)
 
 

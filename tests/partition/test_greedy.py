@@ -28,7 +28,7 @@ from tilewright.partition import greedy, topological_order
 from tilewright.partition.cover import partition
 from tilewright.partition.equal_groups import Likeness
 from tilewright.partition.greedy import Merging
-from tilewright.partition.kernel_ops import Parts
+from tilewright.partition.kernel_ops import GraphParts
 from tilewright.partition.topological_order import Order, Standing
 from tilewright.schedule.solver import Solver, kernel_key
 
@@ -68,7 +68,7 @@ def graph_of(run: Program) -> Graph:
 
 
 def merged(graph: Graph) -> Merging:
-    made = Merging(Parts(graph, NO_HINTS), Solver(host_target(), Options()).price)
+    made = Merging(GraphParts(graph, NO_HINTS), Solver(host_target(), Options()).price)
     made.groups()
     return made
 
@@ -140,7 +140,7 @@ def test_work_grows_with_a_chain_of_which_nothing_is_alike() -> None:
 
 @pytest.mark.parametrize("run", [tower(4), chain(24)])
 def test_groups_that_are_alike_make_equal_kernels(run: Program) -> None:
-    parts = Parts(graph_of(run), NO_HINTS)
+    parts = GraphParts(graph_of(run), NO_HINTS)
     alike = Likeness(parts.graph, parts.layouts, parts.inlined)
     wanted = sorted(parts.position[op] for op in parts.generated())
     found: dict[object, set[str]] = {}
@@ -158,7 +158,7 @@ def test_operands_that_change_places_are_not_alike() -> None:
         pairs = ((one, two), (two, one), (one, one), (one, two))
         return tuple(p.mul(b, p.exp(b, first), second) for first, second in pairs)
 
-    parts = Parts(graph_of(run), NO_HINTS)
+    parts = GraphParts(graph_of(run), NO_HINTS)
     alike = Likeness(parts.graph, parts.layouts, parts.inlined)
     products = [n for n, op in enumerate(parts.graph.ops) if op.name == "mul"]
     assert len({alike.key(pair) for pair in itertools.pairwise(products)}) == 3

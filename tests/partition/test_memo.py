@@ -20,7 +20,7 @@ from tilewright.options import Contractions, Options
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Grouping, groupings_of, plain, task_of
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
@@ -69,7 +69,7 @@ def test_groups_that_do_not_fit_are_not_taken() -> None:
 
 def test_on_disk(tmp_path: Path) -> None:
     def covers(**options: object) -> Decisions:
-        return Decisions(host_target(), Store(tmp_path), Options().replace(**options), {})
+        return Decisions(host_target(), ContentStore(tmp_path), Options().replace(**options), {})
 
     found = [Grouping((0, 2), (3,), "why"), Grouping((1,))]
     covers().put("task", plain(found))
@@ -84,10 +84,10 @@ def test_data_of_another_form_is_none(decision: object) -> None:
 
 
 def test_an_entry_that_is_broken_is_none(tmp_path: Path) -> None:
-    covers = Decisions(host_target(), Store(tmp_path), Options(), {})
+    covers = Decisions(host_target(), ContentStore(tmp_path), Options(), {})
     covers.put("task", [])
     (entry,) = tmp_path.rglob("decision.json")
-    other = Store(tmp_path / "other")
+    other = ContentStore(tmp_path / "other")
     other.put(entry.parent.name, {"decision.json": b"[[["})
     assert Decisions(host_target(), other, Options(), {}).get("task") is None
 

@@ -24,7 +24,7 @@ from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.partition.greedy import Merging
-from tilewright.partition.kernel_ops import Parts
+from tilewright.partition.kernel_ops import GraphParts
 from tilewright.partition.unstored_results import without_recomputed
 from tilewright.schedule.solver import Solver
 
@@ -71,7 +71,7 @@ def test_kernels_that_would_have_no_legal_form_stay_as_they_are() -> None:
     b = Builder()
     x = b.value((ROWS, COLUMNS), bf16)
     graph = b.finish((x,), half_and_single(b, x))
-    parts, price = Parts(graph, NO_HINTS), Solver(host_target(), Options()).price
+    parts, price = GraphParts(graph, NO_HINTS), Solver(host_target(), Options()).price
     groups, inlined = Merging(parts, price).groups(), set(parts.inlined)
     asked: list[Kernel] = []
 

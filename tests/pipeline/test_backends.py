@@ -21,8 +21,8 @@ from tilewright.ir.sizes.host import size
 from tilewright.options import Options
 from tilewright.pipeline.backends import BACKENDS, backend_of
 from tilewright.pipeline.backends.cpu import CpuBackend
-from tilewright.pipeline.build import Builder, Kernels, PlacedKernel, Runnable, names_of, programs_of
-from tilewright.pipeline.place import Place, find_missing, machine_of
+from tilewright.pipeline.build import KernelBuilder, Kernels, PlacedKernel, Runnable, names_of, programs_of
+from tilewright.pipeline.place import DevicePlace, find_missing, machine_of
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.launch import Launching
@@ -78,7 +78,7 @@ class Interpreter(CpuBackend):
         self.units: list[Interpreted] = []
 
     def built(
-        self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
     ) -> Kernels:
         scheduled = builder.run("schedule", lambda: builder.solved(steps))
         programs = programs_of(scheduled)
@@ -145,4 +145,4 @@ def test_a_device_without_a_backend_is_told() -> None:
     assert backend_of("mps") is None
     assert find_missing(Options(), "mps") == "no code is generated for mps"
     with pytest.raises(UnsupportedError, match="no code is generated for mps"):
-        machine_of(Place("mps"), Options())
+        machine_of(DevicePlace("mps"), Options())

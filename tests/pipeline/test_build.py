@@ -23,7 +23,7 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline import build as building
 from tilewright.pipeline.backends import cpu, cuda
-from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
@@ -39,9 +39,9 @@ def test_a_trial_builds_what_it_runs(
 ) -> None:
     made: list[TritonSource] = []
 
-    def build(sources: Sequence[TritonSource], **_: object) -> list[Built]:
+    def build(sources: Sequence[TritonSource], **_: object) -> list[BuiltKernel]:
         made.extend(sources)
-        return [cast(Built, None)] * len(sources)
+        return [cast(BuiltKernel, None)] * len(sources)
 
     monkeypatch.setattr(cuda, "build_kernels", build)
     monkeypatch.setattr(cuda, "driver_device", lambda *_: cast(Device, None))
@@ -49,7 +49,7 @@ def test_a_trial_builds_what_it_runs(
     symbols = graph.symbols()
     hints = SizeHints(dict(zip(map(str, symbols), (33, length), strict=False)))
     solver = Solver(preset("sm_90"), Options(), hints=hints)
-    builder = building.Builder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
+    builder = building.KernelBuilder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
     cover = partition(graph, solver.price, hints)
     for exact, wanted in (True, once), (False, usual):
         made.clear()
@@ -63,11 +63,11 @@ def test_a_trial_builds_what_it_runs(
 
 def test_sizes_that_nobody_has_seen_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those are that data decide: no example tells them."""
-    monkeypatch.setattr(cuda, "build_kernels", lambda sources, **_: [cast(Built, None)] * len(sources))
+    monkeypatch.setattr(cuda, "build_kernels", lambda sources, **_: [cast(BuiltKernel, None)] * len(sources))
     monkeypatch.setattr(cuda, "driver_device", lambda *_: cast(Device, None))
     graph = capture(BY_NAME["softmax"], True)
     solver = Solver(preset("sm_90"), Options())
-    builder = building.Builder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
+    builder = building.KernelBuilder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
     built = builder.built([partition(graph, solver.price, solver.hints)], graph.symbols())
     assert built.unit is not None and built.programs > 0
 

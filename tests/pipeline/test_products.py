@@ -20,7 +20,7 @@ from tilewright.library.offers.offer import channels_last
 from tilewright.pipeline.backends.cuda import CudaBackend
 from tilewright.pipeline.product_ways import Proposal
 from tilewright.pipeline.replay_trial import Contest, ReplayTrial
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
 
 class Clock:
@@ -141,8 +141,8 @@ def test_without_seconds_nothing_is_timed(clock: Clock) -> None:
 def test_a_second_process_measures_nothing(clock: Clock, tmp_path: Path) -> None:
     run, shapes = PROGRAMS["mlp"]
     inputs = [halves(*shape) for shape in shapes]
-    kept = Store(tmp_path)
-    with mock.patch("tests.support.triton.absent_gpu.Store", lambda root: kept):
+    kept = ContentStore(tmp_path)
+    with mock.patch("tests.support.triton.absent_gpu.ContentStore", lambda root: kept):
         first = compiled(run, inputs, contractions="modelled")
         before = clock.asked
         again = compiled(run, inputs, contractions="modelled")

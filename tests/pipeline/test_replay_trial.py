@@ -21,12 +21,12 @@ from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline.backends import BACKENDS
-from tilewright.pipeline.build import Builder, in_silence
-from tilewright.pipeline.replay_trial import ReplayTrial, Way, agree
+from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial, agree
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.plan.tensors import drawn
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
@@ -68,24 +68,24 @@ def test_operands_of_several_seeds_differ() -> None:
     assert torch.equal(drawn(torch.empty(8), 1), drawn(torch.empty(8), 1))
 
 
-def builder() -> Builder:
+def builder() -> KernelBuilder:
     target, options = host_target(), Options()
-    store = Store(default_root(options))
+    store = ContentStore(default_root(options))
     solver = Solver(target, options)
-    return Builder(in_silence, BACKENDS["cpu"], solver, Decisions(target, store, options, {}))
+    return KernelBuilder(in_silence, BACKENDS["cpu"], solver, Decisions(target, store, options, {}))
 
 
 def right(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(F.linear(x, w))
 
 
-def ways(dynamic: Sequence[int] = ()) -> tuple[Way, Way]:
+def ways(dynamic: Sequence[int] = ()) -> tuple[ReplayContestant, ReplayContestant]:
     """With a call for the product, and with a kernel."""
     x, w = torch.randn(8, 24), torch.randn(16, 24)
     graph = normalise(from_fx(trace(Function(right), (x, w), [dynamic, ()]).gm))
     solver = Solver(host_target(), Options())
     library, ours = (partition(g, solver.price, solver.hints) for g in (normalise(select(graph)), graph))
-    return Way(library), Way(ours)
+    return ReplayContestant(library), ReplayContestant(ours)
 
 
 def test_ways_are_run_beside_each_other() -> None:

@@ -23,9 +23,9 @@ from tilewright.partition import choose_kernels as choosing
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.pipeline import trial as trial_module
 from tilewright.pipeline.backends import BACKENDS
-from tilewright.pipeline.build import Builder, in_silence
-from tilewright.pipeline.trial import Trial
-from tilewright.runtime.store.cache import Store
+from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.trial import CoverTrial
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
@@ -109,8 +109,8 @@ def test_covers_run_where_there_is_a_device(
     clock = Clock(0)
     decided(replace(PRICES, timed=clock))
     options, target = Options(), host_target() if device == "cpu" else preset("sm_90")
-    covers = Decisions(target, Store(tmp_path), options, {})
-    trial = Trial(Builder(in_silence, BACKENDS[device], Solver(target, options), covers), device)
+    covers = Decisions(target, ContentStore(tmp_path), options, {})
+    trial = CoverTrial(KernelBuilder(in_silence, BACKENDS[device], Solver(target, options), covers), device)
     times = trial(clock.asked[0])
     if device == "cuda" and not torch.cuda.is_available():
         assert times is None and BACKENDS[device].timing_key(device, options) == device
@@ -174,5 +174,5 @@ def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert notes(measure=False) == []
     first = notes(measure=True)
     assert len(first) == 1
-    monkeypatch.setattr(Trial, "__call__", None)  # must not be needed
+    monkeypatch.setattr(CoverTrial, "__call__", None)  # must not be needed
     assert notes(measure=True) == first

@@ -15,7 +15,7 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Share, 
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number, size
-from tilewright.plan import Call, Copy, Home, Part, Plan, Spec, View, build_plan
+from tilewright.plan import CallStep, Copy, Home, Part, Plan, Spec, View, build_plan
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.coverage import Coverage, Row, coverage_of
 
@@ -169,7 +169,7 @@ def test_views_become_tensors_only_for_libraries() -> None:
     graph = Graph((x,), (), (out,))
     cover = Cover(graph, (ViewStep(v, x, layout, integer(12)), LibraryStep(op, choice=False)))
     plan = build_plan(cover, {})
-    assert [type(s) for s in plan.segments[0].steps] == [View, Call]
+    assert [type(s) for s in plan.segments[0].steps] == [View, CallStep]
     assert plan.buffers[1].source == 0 and plan.buffers[1].offset is integer(12)
 
 

@@ -15,7 +15,7 @@ from tilewright.ir.dtype import f32
 from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.sizes.dims import integer
 from tilewright.pipeline.compiler import COMPILATIONS
-from tilewright.plan import Buffer, Call, Copy, Home, Launch, Launches, Plan, Segment, Spec, View
+from tilewright.plan import Buffer, CallStep, Copy, Home, Launch, Launches, Plan, PlanSegment, Spec, View
 from tilewright.plan.verify import check_memory, written_operands
 
 SPEC = Spec(f32, (integer(4),), (integer(1),))
@@ -32,7 +32,7 @@ def arena(start: int, end: int) -> Buffer:
     return Buffer(SPEC, Home.ARENA, start=start, end=end)
 
 
-def plan(*steps: Launches | Call | View | Copy, frees: dict[int, tuple[int, ...]] | None = None) -> Plan:
+def plan(*steps: Launches | CallStep | View | Copy, frees: dict[int, tuple[int, ...]] | None = None) -> Plan:
     """b0 is an input; b1 and b2 lie in the arena one after the other; b3 is a tensor of its own; b4 and b5 are what
     calls return; b6 is a view of b1; b7 is a call's result in the memory of b4."""
     buffers = (
@@ -41,10 +41,10 @@ def plan(*steps: Launches | Call | View | Copy, frees: dict[int, tuple[int, ...]
         Buffer(SPEC, Home.LIBRARY, source=4),
     )  # fmt: skip
     given = tuple((frees or {}).get(k, ()) for k in range(len(steps)))
-    return Plan((SPEC,), (0,), (), buffers, (Segment(steps, frees=given),), (3,))
+    return Plan((SPEC,), (0,), (), buffers, (PlanSegment(steps, frees=given),), (3,))
 
 
-GOOD = (kernel(0, 0, 1), View(6), Call(SORT, (6,), (4,)), kernel(1, 4, 2), kernel(2, 2, 3))
+GOOD = (kernel(0, 0, 1), View(6), CallStep(SORT, (6,), (4,)), kernel(1, 4, 2), kernel(2, 2, 3))
 
 
 def test_a_plan_that_keeps_the_law() -> None:
@@ -60,11 +60,11 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "the arena's next owner came": (plan(*GOOD[:4], kernel(2, 1, 3)), "b1 .* another's"),
     "a view of what was overwritten": (plan(*GOOD[:4], kernel(2, 6, 3)), "b6 .* another's"),
     "an operand that a call overwrote": (
-        plan(*GOOD[:3], Call(ADD_INTO, (4, 0), (7,)), kernel(2, 4, 3)),
+        plan(*GOOD[:3], CallStep(ADD_INTO, (4, 0), (7,)), kernel(2, 4, 3)),
         "b4 .* something else was written",
     ),
     "an input that was overwritten": (plan(*GOOD[:4], Copy(0, 2), kernel(2, 0, 3)), "b0 .* something else"),
-    "a result of memory that is not there": (plan(GOOD[0], Call(ADD_INTO, (0, 1), (7,))), "b7 .* not made yet"),
+    "a result of memory that is not there": (plan(GOOD[0], CallStep(ADD_INTO, (0, 1), (7,))), "b7 .* not made yet"),
     "an output that is never made": (plan(*GOOD[:4]), "b3 .* never made"),
     "an output in the arena": (replace(plan(*GOOD), outputs=(2,)), "b2 .* its memory does not"),
     "memory that comes late": (
@@ -82,7 +82,7 @@ def test_a_plan_that_breaks_the_law_is_refused(name: str) -> None:
 
 
 def test_the_operand_that_was_overwritten_lives_on_in_the_result() -> None:
-    check_memory(plan(*GOOD[:3], Call(ADD_INTO, (4, 0), (7,)), kernel(2, 7, 3)))
+    check_memory(plan(*GOOD[:3], CallStep(ADD_INTO, (4, 0), (7,)), kernel(2, 7, 3)))
 
 
 def test_a_schema_says_what_is_written() -> None:

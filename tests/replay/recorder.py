@@ -22,9 +22,9 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.pipeline import compiler
-from tilewright.pipeline.build import Builder, Kernels, names_of
+from tilewright.pipeline.build import KernelBuilder, Kernels, names_of
 from tilewright.pipeline.compiler import Compiled, watch_compilations
-from tilewright.pipeline.place import Place
+from tilewright.pipeline.place import DevicePlace
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule import solver
@@ -43,9 +43,9 @@ class Recorder:
         self.forms: dict[int, tuple[TileProgram, str]] = {}
 
     def built(
-        self, builder: Builder, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False
+        self, builder: KernelBuilder, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False
     ) -> Kernels:
-        """As `Builder.built`, without a unit."""
+        """As `KernelBuilder.built`, without a unit."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
         scheduled = builder.solved(steps)
         for cover in covers:
@@ -117,14 +117,14 @@ def recording(machine: str) -> Generator[Recorder]:
     recorder = Recorder()
     target = preset(machine)
 
-    def machine_of(place: Place, options: Options) -> Target:
+    def machine_of(place: DevicePlace, options: Options) -> Target:
         return target
 
     plain = solver.lower
     with (
         mock.patch.object(compiler, "machine_of", machine_of),
         mock.patch.object(
-            Builder, "built", lambda self, *args, **given: recorder.built(self, *args, **given)
+            KernelBuilder, "built", lambda self, *args, **given: recorder.built(self, *args, **given)
         ),
         mock.patch.object(solver, "lower", partial(recorder.lowered, plain=plain)),
         watch_compilations(as_captured),

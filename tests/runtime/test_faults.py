@@ -22,12 +22,12 @@ import tilewright
 from tilewright.errors import BuildError, CacheWarning
 from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.options import Options
-from tilewright.plan import Call
+from tilewright.plan import CallStep
 from tilewright.runtime.cpu import toolchain
 from tilewright.runtime.cuda import workers
 from tilewright.runtime.plan import steps
 from tilewright.runtime.store import cache
-from tilewright.runtime.store.cache import Store, digest
+from tilewright.runtime.store.cache import ContentStore, digest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes")
 
@@ -109,7 +109,7 @@ def work_of(root: Path, compiler: str, turn: int) -> Callable[[], Path]:
     """One compilation as far as files are concerned: a library is built, and two notes are written."""
 
     def work() -> Path:
-        store = Store(root)
+        store = ContentStore(root)
         path = toolchain.build_texts([f"{ANSWER} // {turn}"], (), store, Options(compiler=compiler))
         for note in (NOTE, digest(f"{turn}")):
             if store.get(note) is None:
@@ -121,7 +121,7 @@ def work_of(root: Path, compiler: str, turn: int) -> Callable[[], Path]:
 
 def check_complete(root: Path) -> None:
     """Every entry that can be had is what was written, and none stands half in its place."""
-    store = Store(root)
+    store = ContentStore(root)
     for folder in root.glob("[0-9a-f][0-9a-f]/*"):
         assert store.get(folder.name) == folder, "a rename is all or nothing"
         files = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -136,7 +136,7 @@ def test_killed_at_every_point(tmp_path: Path, points: int) -> None:
     root = tmp_path / "kernels"
     compiler = compiler_that(tmp_path, 'yes whole 2>/dev/null | head -1000 > "unit.so"')
     toolchain.find_compiler(Options(compiler=compiler))
-    store = Store(root)
+    store = ContentStore(root)
     killed, turn, when = 0, 0, 0
     while killed < points:
         when += 1 if points > 100 else 3
@@ -174,7 +174,7 @@ def test_one_build_for_many_processes(tmp_path: Path, processes: int) -> None:
     for _ in range(processes):
         pid = os.fork()
         if not pid:
-            path = toolchain.build_texts([ANSWER], (), Store(root), Options(compiler=compiler))
+            path = toolchain.build_texts([ANSWER], (), ContentStore(root), Options(compiler=compiler))
             os._exit(0 if path.read_bytes() == b"whole\n" else 1)
         children.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * processes
@@ -220,7 +220,7 @@ def test_threads_call_while_others_compile() -> None:
 
 def test_an_entry_that_vanishes_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process empties the cache between the check of an entry and its use."""
-    store = Store(tmp_path / "kernels")
+    store = ContentStore(tmp_path / "kernels")
     real = toolchain.load
     emptied: list[Path] = []
 
@@ -298,7 +298,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
     compiler = compiler_that(tmp_path, "exec sleep 60")
-    store = Store(tmp_path / "kernels")
+    store = ContentStore(tmp_path / "kernels")
     before = children()
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
@@ -312,10 +312,10 @@ def test_an_interrupt_while_compiling_leaves_nothing_behind(tmp_path: Path) -> N
 def test_a_program_that_ignores_its_children(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        path = toolchain.build_texts([ANSWER], (), Store(tmp_path / "kernels"), Options())
+        path = toolchain.build_texts([ANSWER], (), ContentStore(tmp_path / "kernels"), Options())
         assert toolchain.load(path).answer() == 42
         with pytest.raises(BuildError):
-            toolchain.build_texts(["nonsense"], (), Store(tmp_path / "kernels"), Options())
+            toolchain.build_texts(["nonsense"], (), ContentStore(tmp_path / "kernels"), Options())
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -404,7 +404,7 @@ def test_settings_of_the_process_are_left_alone(tmp_path: Path) -> None:
     """Rounding, denormals, locale, umask, handlers of signals, thread counts: as before, whatever they are."""
     import locale
 
-    probe = toolchain.load(toolchain.build_texts([SETTINGS], (), Store(None), Options()))
+    probe = toolchain.load(toolchain.build_texts([SETTINGS], (), ContentStore(None), Options()))
     probe.settings.restype = ctypes.c_long
 
     def found() -> tuple[object, ...]:
@@ -457,7 +457,7 @@ def test_a_call_that_fails_names_itself() -> None:
     def fails(x: Tensor) -> Tensor:
         raise MemoryError("no memory")
 
-    act = steps.calling(Call(LibraryCall("library.op", fails, (Operand(0),)), (0,), (1,)), {})
+    act = steps.calling(CallStep(LibraryCall("library.op", fails, (Operand(0),)), (0,), (1,)), {})
     with pytest.raises(MemoryError) as caught:
         act([torch.ones(1), None])
     assert caught.value.__notes__ == ["in the call library.op"]

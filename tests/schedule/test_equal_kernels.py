@@ -17,7 +17,7 @@ from tilewright.ir.ops.view import narrow_dim, select, stack
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.cover import partition
-from tilewright.partition.kernel_ops import Parts
+from tilewright.partition.kernel_ops import GraphParts
 from tilewright.schedule import solver
 from tilewright.schedule.equal_kernels import at_first_step
 from tilewright.schedule.solver import Solver, kernel_key
@@ -60,7 +60,7 @@ def rows(first: int, width: int) -> Kernel:
     b = Builder()
     x = b.value([dims.integer(n) for n in (100, width)], f32)
     part = narrow_dim(b, x, 0, dims.integer(first), dims.integer(4))
-    parts = Parts(b.finish((x,), (p.mul(b, part, const(2, f32)),)), NO_HINTS)
+    parts = GraphParts(b.finish((x,), (p.mul(b, part, const(2, f32)),)), NO_HINTS)
     return parts.kernel(parts.position[op] for op in parts.generated())
 
 

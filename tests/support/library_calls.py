@@ -21,16 +21,16 @@ from tilewright.options import Options
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
-from tilewright.runtime.own.product import Products
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.own.product import ProductCalls
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import PRESETS, Target
 
 
 @functools.cache
-def products() -> Products:
+def products() -> ProductCalls:
     """Our own products, built once for all tests."""
     options = Options.make({})
-    return Products(host_target(), Store(default_root(options)), options)
+    return ProductCalls(host_target(), ContentStore(default_root(options)), options)
 
 
 def captured(

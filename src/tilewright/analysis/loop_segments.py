@@ -34,7 +34,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LoopSegment:
     """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there.
     With `left_out`, its folds take only identities, and what later passes find in scratch is constant. There is one
     step at most if it runs `once`. With `entries`, start <= entry < stop, and the class begins where the entry says."""
@@ -49,8 +49,8 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """start <= class < stop, the conditions that are known there, and `Segment.left_out`."""
+class RangePiece:
+    """start <= class < stop, the conditions that are known there, and `LoopSegment.left_out`."""
 
     start: Expr
     stop: Expr
@@ -76,7 +76,7 @@ def hidden_by(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> Hidden
 def split_range(
     c: Axis, bounds: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
     trimmed: Sequence[Item], in_scratch: Sequence[Expr], known: Truths,
-) -> list[Piece]:  # fmt: skip
+) -> list[RangePiece]:  # fmt: skip
     """The range `bounds` of `c`, cut where the conditions in `roots` change, given the bound `scalars`. Pieces in which
     every fold of `trimmed` (if any) takes only its identity are left out; where cutting serves nothing, one piece.
     Expressions `in_scratch`, for later passes, must be constant in such pieces, which then stand in the list.
@@ -87,13 +87,13 @@ def split_range(
     found = [threshold(x, c, scalars) for x in conditions(roots)]
     thresholds = ordered([t for t in found if t is not None])
     if not thresholds:
-        return [Piece(start, stop)]
+        return [RangePiece(start, stop)]
     places = list(dict.fromkeys(t.at for t in thresholds))
     edges = [start]
     for place in places:
         edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
     edges.append(stop)
-    pieces: list[Piece] = []
+    pieces: list[RangePiece] = []
     needed, again = _needed(_hiding(roots, trimmed), trimmed, c), 0
     for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
         truths = {t.condition: (places.index(t.at) < k) == t.rising for t in thresholds}
@@ -102,17 +102,17 @@ def split_range(
             constant_under(x, now) is not None for x in in_scratch
         )
         if not trimmed or not left_out or needed is None or (in_scratch and needed):
-            pieces.append(Piece(first, last, truths))
+            pieces.append(RangePiece(first, last, truths))
         elif in_scratch:
-            pieces.append(Piece(first, last, truths, True))
+            pieces.append(RangePiece(first, last, truths, True))
         elif needed:
-            pieces.append(Piece(first, unless(needed, first, last), truths))
+            pieces.append(RangePiece(first, unless(needed, first, last), truths))
             again += 1
     useful = tile > 1 or sum(not p.left_out for p in pieces) - again <= len(places)
-    return pieces if useful else [Piece(start, stop)]
+    return pieces if useful else [RangePiece(start, stop)]
 
 
-def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[Segment]:
+def segments(c: Axis, tile: int, piece: RangePiece, exact: bool, peel: bool) -> list[LoopSegment]:
     """Whole tiles without a mask, then a masked rest if there may be one; all in one without `peel`. `exact` says that
     the length is a multiple of the tile although its expression does not show it."""
     start, stop, truths, left_out = piece.start, piece.stop, piece.truths, piece.left_out
@@ -120,18 +120,18 @@ def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[
     if dims.static(length) == 0:
         return []
     if tile == 1 or exact or dims.divisible(length, tile):
-        return [Segment(start, stop, None, truths, left_out)]
+        return [LoopSegment(start, stop, None, truths, left_out)]
     step = dims.integer(tile)
     tail = dims.add(start, dims.mul(dims.floordiv(length, step), step))
     mask = call("lt", axis(c), stop)
     if not peel or (dims.static(length) is not None and tail is start):
-        return [Segment(start, stop, mask, truths, left_out)]
-    return [Segment(start, tail, None, truths, left_out), Segment(tail, stop, mask, truths, left_out)]
+        return [LoopSegment(start, stop, mask, truths, left_out)]
+    return [LoopSegment(start, tail, None, truths, left_out), LoopSegment(tail, stop, mask, truths, left_out)]
 
 
 def tiled_segments(
     steps: Steps, roots: Sequence[Expr], spans: Spans, hidden: Hidden, split: bool, ends: Ends
-) -> list[Segment]:
+) -> list[LoopSegment]:
     """Loops over whole tiles while other classes range over `spans`: tiles that are `hidden` are left out, and with
     `split` those in which no lane is masked run apart, without masks. Numbers from memory count if they may be put
     into `ends`."""
@@ -144,7 +144,7 @@ def tiled_segments(
     edge = threshold(seen, steps.axis, scalars) if seen is not None else None
     once = mask is None and len(parts) == 1 and edge is not None
     nearer = _nearer(seen, roots, steps, spans) if seen is not None and split else {}
-    made: list[Segment] = []
+    made: list[LoopSegment] = []
     for low, high, inside in parts:
         interior = inside if split else None
         for region in nearer.values():
@@ -152,7 +152,7 @@ def tiled_segments(
         if mask is not None and interior is not None:
             interior = interior.meet(ClassRange(high=steps.down(stop)))
         if interior is None or (seen is None and mask is None):
-            made.append(Segment(low, high, mask))
+            made.append(LoopSegment(low, high, mask))
             continue
         last = high if mask is None else dims.minimum(high, dims.maximum(steps.down(stop), low))
         first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
@@ -160,9 +160,9 @@ def tiled_segments(
         truths_inside = dict(_implied(seen, True)) if seen is not None else {}
         truths_inside |= dict.fromkeys(nearer, True)
         made += [
-            Segment(low, first),
-            Segment(first, end, None, truths_inside),
-            Segment(end, high, mask, once=once),
+            LoopSegment(low, first),
+            LoopSegment(first, end, None, truths_inside),
+            LoopSegment(end, high, mask, once=once),
         ]
     return [s for s in made if s.start is not s.stop]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
-from tilewright.ir.selection import Run
+from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
 
 _PLAIN = frozenset(
@@ -33,7 +33,7 @@ def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
 
 def hidden_runs(
     offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
-) -> tuple[Run, ...]:
+) -> tuple[ElementRun, ...]:
     """The runs of an offset along block axes; none where each has one element, where quotients hide none, or sizes are
     not known (of what these are multiples, the language's compiler is told). Blocks of the axes in `even` begin at
     multiples of their tiles."""
@@ -44,7 +44,7 @@ def hidden_runs(
     return found if any(r.length > 1 for r in found) else ()
 
 
-def _run(offset: Expr, a: Axis, tile: int) -> Run:
+def _run(offset: Expr, a: Axis, tile: int) -> ElementRun:
     """The longest runs along an axis whose blocks begin at multiples of `tile`, by halving."""
     count = dims.ceildiv(a.extent, dims.integer(tile))
     length = tile
@@ -54,9 +54,9 @@ def _run(offset: Expr, a: Axis, tile: int) -> Run:
         place = dims.add(dims.mul(axis(outer), dims.integer(length)), inner)
         parted = substitute(offset, {axis(a): place})
         if dims.coefficient(parted, inner) is dims.ONE:
-            return Run(a, length, _multiple(dims.sub(parted, inner)) or length)
+            return ElementRun(a, length, _multiple(dims.sub(parted, inner)) or length)
         length //= 2
-    return Run(a, 1, _multiple(offset) or 1)
+    return ElementRun(a, 1, _multiple(offset) or 1)
 
 
 def _is_plain(e: Expr) -> bool:

@@ -19,6 +19,6 @@ in the last bit, and the gradient is NaN without a defect: then the search names
 """
 
 from .search import Bisection, Finding, bar, excess
-from .states import Candidate
+from .states import Suspect
 
-__all__ = ["Bisection", "Candidate", "Finding", "bar", "excess"]
+__all__ = ["Bisection", "Finding", "Suspect", "bar", "excess"]

@@ -19,7 +19,7 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
-from .states import Candidate, CompiledStates
+from .states import CompiledStates, Suspect
 
 
 class _Recording(fx.Interpreter):
@@ -45,7 +45,7 @@ class Compared(Captured):
         gm: fx.GraphModule,
         frozen: Mapping[str, Tensor],
         lowering: CompiledStates,
-        found: list[Candidate],
+        found: list[Suspect],
     ) -> None:
         super().__init__(gm, frozen)
         self.recording = _Recording(gm)
@@ -75,7 +75,7 @@ class Compared(Captured):
                 if len(ours) == len(origin.outputs) and not _is_near(to_numpy(a), to_numpy(b.cpu())):
                     places = (origin.place,) if origin.place else ()
                     self.found.append(
-                        Candidate(self.lowering.name, "capture", "capture", origin.node or origin.name,
+                        Suspect(self.lowering.name, "capture", "capture", origin.node or origin.name,
                                   (origin.name,), places, repr(v))
                     )  # fmt: skip
                     return

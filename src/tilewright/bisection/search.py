@@ -21,7 +21,7 @@ from tilewright.runtime.plan.known_sizes import Result
 from tilewright.tuning.search_limits import BISECTION
 
 from .nodes import Compared
-from .states import Candidate, CompiledStates
+from .states import CompiledStates, Suspect
 
 Runs = Callable[[list[Argument], Sequence[Tensor] | None], list[Result]]
 
@@ -44,9 +44,9 @@ def bar(found: float) -> float:
 class Finding:
     """The culprit, its number among `candidates` (all of them, in order; 1 is the first), and the runs it took."""
 
-    culprit: Candidate
+    culprit: Suspect
     number: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Suspect, ...]
     runs: int
     wrong: float
     """The error in the first wrong state and, `right`, in the one before, in units of what is allowed."""
@@ -87,7 +87,7 @@ class _Switch(Captured):
         """Whether the graph was compiled for arguments like these."""
         return self.made.admits(args)
 
-    def compare(self, found: list[Candidate]) -> None:
+    def compare(self, found: list[Suspect]) -> None:
         """Run as captured, and add to `found` the first node of which the graph's own calls make something else."""
         if self.lowering is not None:
             self.current = Compared(self.gm, self.fixed, self.lowering, found)
@@ -138,9 +138,9 @@ class Bisection:
         return [s.lowering for s in self._switches if s.lowering is not None]
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[Suspect, ...]:
         """All of them: that torch's program was understood, and then graph by graph."""
-        capture = Candidate("all graphs", "capture", "capture", "captured program")
+        capture = Suspect("all graphs", "capture", "capture", "captured program")
         rest = (c for s in self._switches if s.lowering is not None for c in s.lowering.candidates)
         return (capture, *rest)
 
@@ -182,9 +182,9 @@ class Bisection:
         self.set(k)
         return _error_of(error)
 
-    def _misunderstood(self, culprit: Candidate, error: Callable[[], float]) -> Candidate:
+    def _misunderstood(self, culprit: Suspect, error: Callable[[], float]) -> Suspect:
         """The first node whose library calls give something else than torch's: one run, node by node."""
-        found: list[Candidate] = []
+        found: list[Suspect] = []
         for switch in self._switches:
             switch.compare(found)
         _error_of(error)

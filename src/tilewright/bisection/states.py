@@ -13,7 +13,7 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.executables import executable
 from tilewright.pipeline.phases import PHASES
-from tilewright.pipeline.state import Made
+from tilewright.pipeline.state import PlannedGraph
 from tilewright.pipeline.trace import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
@@ -29,7 +29,7 @@ BETWEEN = tuple(_NAMES[_NAMES.index("select") : _NAMES.index("partition")])
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Suspect:
     """What may be wrong: a `kind` (capture, declaration, rewrite, call, kernel) of thing that `phase` made in a graph,
     the ops that it stands for, their places in the user's source, and the value that is wrong first."""
 
@@ -244,17 +244,17 @@ class CompiledStates:
     def _planned(self, cover: Cover, kernels: Mapping[Kernel, tuple[int, tuple[Value, ...]]]) -> Executable:
         plan = build_plan(cover, kernels, self.plan.symbols, self.shares)
         plan = plan.on(self.plan.device, self.plan.host)
-        made = Made(cover, plan, self.compiled.unit)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
+        made = PlannedGraph(cover, plan, self.compiled.unit)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
         return executable(made, self.options, checked=UNWRITTEN)
 
     # --- names ---
 
-    def _candidates(self) -> list[Candidate]:
-        found: list[Candidate] = []
+    def _candidates(self) -> list[Suspect]:
+        found: list[Suspect] = []
         for stage in self.stages:
             kind = "declaration" if stage.phase == "capture" else "rewrite"
             for v in stage.constants:
-                found.append(Candidate(self.name, "rewrite", stage.phase, "folded", value=repr(v)))
+                found.append(Suspect(self.name, "rewrite", stage.phase, "folded", value=repr(v)))
             for k in stage.changed:
                 ops = stage.part(k)
                 call = ops[-1].call
@@ -264,7 +264,7 @@ class CompiledStates:
             found.append(self._unit(self.cover.steps[k]))
         return found
 
-    def _unit(self, step: Step) -> Candidate:
+    def _unit(self, step: Step) -> Suspect:
         graph = self.cover.graph
         if isinstance(step, Kernel):
             number = sum(isinstance(s, Kernel) for s in self.cover.steps[: self.cover.steps.index(step)])
@@ -274,10 +274,10 @@ class CompiledStates:
 
     def _candidate(
         self, graph: Graph, kind: str, phase: str, name: str, ops: Sequence[Op], values: Sequence[Value] = ()
-    ) -> Candidate:
+    ) -> Suspect:
         origins = [graph.origins[op.origin] for op in ops if op.origin >= 0]
         places = dict.fromkeys(o.place for o in origins if o.place)
         shown = " ".join(map(repr, values or ops[-1].outputs))
         inside = [repr(v) for op in ops for v in op.outputs if v not in values and op is not ops[-1]]
         names = tuple(op.name for op in ops)
-        return Candidate(self.name, kind, phase, name, names, tuple(places), shown, tuple(inside))
+        return Suspect(self.name, kind, phase, name, names, tuple(places), shown, tuple(inside))

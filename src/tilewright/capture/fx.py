@@ -28,7 +28,7 @@ from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution, Product
 
-from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
+from .aten import TABLE, Call, NoDeclaration, OpEntry, to_dtype
 from .environment import shape_env, traced_sizes
 from .node import (
     NUMBERS,
@@ -325,7 +325,9 @@ class _Importer:
                     op=display_name(node.target), place=place_of(node),
                 )  # fmt: skip
 
-    def declared(self, node: fx.Node, entry: Entry, results: Sequence[_Result | None]) -> tuple[object, ...]:
+    def declared(
+        self, node: fx.Node, entry: OpEntry, results: Sequence[_Result | None]
+    ) -> tuple[object, ...]:
         tensors = [r for r in results if r is not None]
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.options import Options
 
-from .request import Asked, ExitCode, Precision, Request
+from .request import Asked, CommandRequest, ExitCode, Precision
 from .show import Screen
 
 Command = Callable[..., None]
@@ -77,7 +77,7 @@ def plain_verb(body: Callable[Concatenate[Screen, ...], int]) -> Command:
     return run
 
 
-def verb(body: Callable[Concatenate[Request, ...], int]) -> Command:
+def verb(body: Callable[Concatenate[CommandRequest, ...], int]) -> Command:
     """A verb over a model: adds its arguments, turns errors into exit codes, and writes the JSON file."""
 
     @_screened
@@ -86,7 +86,7 @@ def verb(body: Callable[Concatenate[Request, ...], int]) -> Command:
         screen = Screen(json_path, quiet=quiet)
         screen.facts |= {"command": body.__name__.rstrip("_"), "model": given["model"]}
         asked = {f.name: given.pop(f.name) for f in fields(Asked)}
-        sys.exit(_finish(screen, verbose, lambda: body(Request(**asked, screen=screen), **given)))
+        sys.exit(_finish(screen, verbose, lambda: body(CommandRequest(**asked, screen=screen), **given)))
 
     for argument in reversed(_of_models()):
         run = argument(run)

@@ -12,7 +12,7 @@ from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
 from tilewright.tuning.search_limits import MEASUREMENT
 
-from .request import ExitCode, Request
+from .request import CommandRequest, ExitCode
 from .show import Cell, Json, size
 from .work import (
     Compiled,
@@ -57,7 +57,7 @@ def tolerance(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Tolerance:
     return Tolerance(absolute, relative)
 
 
-def bench_model(request: Request, against: str, seconds: float) -> int:
+def bench_model(request: CommandRequest, against: str, seconds: float) -> int:
     """Build, time and show all contestants. A peer that cannot run is a line, never a failure."""
     names = _peers(against)
     threads = threads_of(request)
@@ -67,25 +67,25 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
     compiled: list[Compiled] = []
     refused: list[TilewrightError] = []
 
-    def ours(_workload: measure.Workload, _threads: int) -> measure.Built:
+    def ours(_workload: measure.Workload, _threads: int) -> measure.BuiltPeer:
         try:
             made = compile_for(request, model, workload.inputs)
         except TilewrightError as error:
             refused.append(error)
             raise
         compiled.append(made)
-        return measure.Built(lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage))
+        return measure.BuiltPeer(lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage))
 
     def awaited(name: str) -> measure.Peer:
         build = ours if name == OURS else measure.PEERS[name]
         return build if request.device is None else _waiting(build)
 
-    ready: dict[str, measure.Prepared] = {}
+    ready: dict[str, measure.PreparedContestant] = {}
     missing: dict[str, str] = {}
     for name in [OURS, *names]:
         with request.progress(f"building {name}"):
             made = measure.prepare(name, workload, threads, awaited(name))
-        if isinstance(made, measure.Prepared):
+        if isinstance(made, measure.PreparedContestant):
             ready[name] = made
         elif refused:
             raise refused[0]  # a failure of ours is an error, unlike a peer's
@@ -106,7 +106,7 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
 def _waiting(build: measure.Peer) -> measure.Peer:
     """A contestant whose calls end when their results are there."""
 
-    def waits(workload: measure.Workload, threads: int) -> measure.Built | measure.Unavailable:
+    def waits(workload: measure.Workload, threads: int) -> measure.BuiltPeer | measure.Unavailable:
         made = build(workload, threads)
         if isinstance(made, measure.Unavailable):
             return made
@@ -134,9 +134,9 @@ def _peers(against: str) -> list[str]:
 
 
 def _show(
-    request: Request,
+    request: CommandRequest,
     workload: measure.Workload,
-    ready: Mapping[str, measure.Prepared],
+    ready: Mapping[str, measure.PreparedContestant],
     timings: Mapping[str, measure.Timing],
     missing: Mapping[str, str],
     threads: int,
@@ -192,7 +192,7 @@ def _show(
 
 
 def _agreement(
-    ready: Mapping[str, measure.Prepared], workload: measure.Workload, threads: int
+    ready: Mapping[str, measure.PreparedContestant], workload: measure.Workload, threads: int
 ) -> dict[str, Tolerance]:
     """Each contestant's result against eager's; empty where eager does not take part."""
     if "eager" not in ready:

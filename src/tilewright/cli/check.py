@@ -17,13 +17,13 @@ from tilewright.errors import InputError
 
 from . import training
 from .model import Model
-from .reproduction import CASE, Case, written
-from .request import ExitCode, Request
+from .reproduction import CASE, FailedCheck, written
+from .request import CommandRequest, ExitCode
 from .work import Compiled, compile_for, prepared, threads_of
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CheckedModel:
     """A compiled model with what it is compared with: `run` makes the results anew, from the same inputs and state."""
 
     compiled: Compiled
@@ -36,7 +36,7 @@ class Trial:
         return compare_trees(self.run(), self.eager, self.exact, k=k)
 
 
-def _trained(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Trial:
+def _trained(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
     """A training step: compiled, as torch runs it, and in float64."""
     if isinstance(model.target, Path):
         raise InputError(
@@ -53,12 +53,12 @@ def _trained(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Tria
         torch.manual_seed(request.seed)
         return training.step(compiled, copied, inputs)
 
-    return Trial(
+    return CheckedModel(
         compiled, run, training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs)
     )
 
 
-def _inferred(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Trial:
+def _inferred(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
     """The results: compiled, as torch runs it, and in float64."""
     compiled = compile_for(request, model, inputs)
 
@@ -66,11 +66,16 @@ def _inferred(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Tri
         return measure.flatten(compiled(*(value.clone() for value in inputs)))
 
     eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
-    return Trial(compiled, run, eager, measure.flatten(in_float64(model.eager)(*inputs)))
+    return CheckedModel(compiled, run, eager, measure.flatten(in_float64(model.eager)(*inputs)))
 
 
 def check_model(
-    request: Request, k: float | None, *, backward: bool = False, bisect: bool = False, file: str = CASE
+    request: CommandRequest,
+    k: float | None,
+    *,
+    backward: bool = False,
+    bisect: bool = False,
+    file: str = CASE,
 ) -> int:
     """`check`: the fp64 rule for every output, or for what a training step makes; `CHECK_FAILED` if one fails.
     With `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
@@ -87,13 +92,13 @@ def check_model(
     _show(request, trial, verdict)
     if found is not None:
         _show_finding(request, found)
-        place = written(Path(file), Case.of(request, k, backward, found))
+        place = written(Path(file), FailedCheck.of(request, k, backward, found))
         request.screen.line(f"run it again with: python {place}")
         request.screen.facts["reproduction"] = str(place)
     return ExitCode.OK if verdict.passed else ExitCode.CHECK_FAILED
 
 
-def _show(request: Request, trial: Trial, verdict: TreeVerdict) -> None:
+def _show(request: CommandRequest, trial: CheckedModel, verdict: TreeVerdict) -> None:
     screen, coverage = request.screen, str(trial.compiled.coverage)
     for path, each in verdict.leaves:
         screen.line(f"output {path}: {each}", style="" if each.passed else "red")
@@ -118,7 +123,7 @@ def _show(request: Request, trial: Trial, verdict: TreeVerdict) -> None:
     }
 
 
-def _show_finding(request: Request, found: Finding) -> None:
+def _show_finding(request: CommandRequest, found: Finding) -> None:
     screen, culprit = request.screen, found.culprit
     screen.line(f"wrong by: {culprit}", style="bold red")
     screen.line(f"found in {found.runs} runs among {len(found.candidates)} candidates")
@@ -135,7 +140,7 @@ SAME = "it is right now, though printed as it was: what was built then is not in
 OTHER = "it is right now, and another one than it was then"
 
 
-def again(case: Case, detail: str = "") -> int:
+def again(case: FailedCheck, detail: str = "") -> int:
     """Run a model with and without the candidate of a reproduction: 1 if it still makes the result wrong, else 0.
     `detail` is what it was like, which may have changed since then: kernels come from the cache of the code that
     printed them, or are printed anew."""

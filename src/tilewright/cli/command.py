@@ -11,7 +11,7 @@ import threading
 import click
 
 from .arguments import Verb, plain_verb, verb
-from .request import Request
+from .request import CommandRequest
 from .show import Screen
 
 
@@ -44,7 +44,7 @@ def cli() -> None:
     examples=("tilewright inspect model.onnx", "tilewright inspect pkg.mod:make --dim x:0=batch --json -"),
 )
 @verb
-def inspect_(request: Request) -> int:
+def inspect_(request: CommandRequest) -> int:
     """Show MODEL's inputs, outputs, dims and ops, and which ops would be kernels. Builds nothing."""
     from . import inspect
 
@@ -60,7 +60,7 @@ def inspect_(request: Request) -> int:
     ),
 )
 @verb
-def compile_(request: Request) -> int:
+def compile_(request: CommandRequest) -> int:
     """Compile MODEL and show its coverage and the time of each phase, to the end of a first run."""
     from . import work
 
@@ -73,7 +73,7 @@ def compile_(request: Request) -> int:
 )
 @click.option("--save", metavar="FOLDER", help="Write each output there as a .npy file.")
 @verb
-def run_(request: Request, save: str | None) -> int:
+def run_(request: CommandRequest, save: str | None) -> int:
     """Compile MODEL, run it once, and summarise its outputs."""
     from . import work
 
@@ -96,7 +96,7 @@ def run_(request: Request, save: str | None) -> int:
 )
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.0), help="Per contestant.")
 @verb
-def bench_(request: Request, against: str, seconds: float) -> int:
+def bench_(request: CommandRequest, against: str, seconds: float) -> int:
     """Time MODEL beside its peers, taking turns with pauses."""
     from . import bench
 
@@ -120,7 +120,7 @@ def bench_(request: Request, against: str, seconds: float) -> int:
     "--reproduction", default="wrong.py", show_default=True, metavar="FILE", help="Written by --bisect."
 )
 @verb
-def check_(request: Request, k: float | None, backward: bool, bisect: bool, reproduction: str) -> int:
+def check_(request: CommandRequest, k: float | None, backward: bool, bisect: bool, reproduction: str) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
     from . import check
 
@@ -139,7 +139,7 @@ def check_(request: Request, k: float | None, backward: bool, bisect: bool, repr
 @click.option("--time", "timed", is_flag=True, help="Measure each kernel and call too (CPU).")
 @click.option("--source", is_flag=True, help="Print each kernel's source too.")
 @verb
-def explain_(request: Request, everything: bool, timed: bool, source: bool) -> int:
+def explain_(request: CommandRequest, everything: bool, timed: bool, source: bool) -> int:
     """Show what MODEL runs, in order: its share of the time, its bytes, and why each kernel ends there."""
     from . import explain
 

@@ -28,12 +28,12 @@ from tilewright.tilegraph.traffic import traffic
 from tilewright.tuning.search_limits import MEASUREMENT
 from tilewright.tuning.text_limits import TEXTS
 
-from .request import ExitCode, Request
+from .request import CommandRequest, ExitCode
 from .show import Cell, Json, size
 from .work import (
     CallRecord,
     Compiled,
-    Graph,
+    GraphWork,
     KernelRecord,
     call_facts,
     compiled_and_run,
@@ -47,7 +47,7 @@ from .work import (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExplainedStep:
     """One kernel or call in the order of execution, and the seconds that it took (None: not measured)."""
 
     record: KernelRecord | CallRecord
@@ -55,7 +55,7 @@ class Entry:
     measured: float | None = None
 
 
-def explain_model(request: Request, *, everything: bool, timed: bool, source: bool) -> int:
+def explain_model(request: CommandRequest, *, everything: bool, timed: bool, source: bool) -> int:
     """`explain`: one table of kernels and calls, the bytes at each memory level, the regions that were chosen."""
     clocks: dict[int, StepClock] = {}
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
@@ -116,7 +116,7 @@ def _repeat(compiled: Compiled, inputs: Sequence[Tensor], clocks: Sequence[StepC
             compiled(*inputs)
 
 
-def _entries(graph: Graph, clock: StepClock | None) -> list[Entry]:
+def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
     """Kernels and calls in the order of the cover; those of loops' bodies, which run within a call, behind."""
     cover = result_of(graph, "partition")
     order: list[bool] = []
@@ -130,12 +130,12 @@ def _entries(graph: Graph, clock: StepClock | None) -> list[Entry]:
         True: _seconds(clock and clock.launches, order.count(True)),
         False: _seconds(clock and clock.called, order.count(False)),
     }
-    found: list[Entry] = []
+    found: list[ExplainedStep] = []
     for is_kernel in order:
         records: list[KernelRecord] | list[CallRecord] = kernels if is_kernel else calls
         if records:
-            found.append(Entry(records.pop(0), is_kernel, times[is_kernel].pop(0)))
-    return [*found, *(Entry(k, True) for k in kernels), *(Entry(c, False) for c in calls)]
+            found.append(ExplainedStep(records.pop(0), is_kernel, times[is_kernel].pop(0)))
+    return [*found, *(ExplainedStep(k, True) for k in kernels), *(ExplainedStep(c, False) for c in calls)]
 
 
 def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float | None]:
@@ -145,7 +145,7 @@ def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float 
     return [statistics.median(seconds) if seconds else None for seconds in timed.values()]
 
 
-def _show_sizes(request: Request, compiled: Compiled) -> None:
+def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
     """Which numbers stand behind free sizes in what follows."""
     known: dict[str, int] = {}
     for graph in compiled.compilations:
@@ -166,7 +166,9 @@ def _show_sizes(request: Request, compiled: Compiled) -> None:
     request.screen.facts["figures_for"] = known
 
 
-def _show_entries(request: Request, entries: Sequence[Entry], *, everything: bool, timed: bool) -> None:
+def _show_entries(
+    request: CommandRequest, entries: Sequence[ExplainedStep], *, everything: bool, timed: bool
+) -> None:
     screen = request.screen
     total = sum(e.record.seconds or 0.0 for e in entries)
     costs = [e.measured if timed and e.measured is not None else e.record.seconds or 0.0 for e in entries]
@@ -194,19 +196,19 @@ def _show_entries(request: Request, entries: Sequence[Entry], *, everything: boo
     screen.facts["steps"] = [_facts(k, e, total) for k, e in enumerate(entries)]
 
 
-def _bytes(entry: Entry) -> tuple[int | None, int | None]:
+def _bytes(entry: ExplainedStep) -> tuple[int | None, int | None]:
     """Bytes moved, and the least; a call moves each operand and result once."""
     moved = entry.record.bytes_moved
     return moved, cast(KernelRecord, entry.record).bytes_lower_bound if entry.is_kernel else moved
 
 
-def _why(entry: Entry) -> str:
+def _why(entry: ExplainedStep) -> str:
     if entry.is_kernel:
         return cast(KernelRecord, entry.record).boundary.value
     return f"a call ({entry.record.reason})"
 
 
-def _row(k: int, entry: Entry, total: float, timed: bool) -> Sequence[Cell]:
+def _row(k: int, entry: ExplainedStep, total: float, timed: bool) -> Sequence[Cell]:
     record = entry.record
     moved, bound = _bytes(entry)
     over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
@@ -219,7 +221,7 @@ def _row(k: int, entry: Entry, total: float, timed: bool) -> Sequence[Cell]:
     )  # fmt: skip
 
 
-def _facts(k: int, entry: Entry, total: float) -> dict[str, Json]:
+def _facts(k: int, entry: ExplainedStep, total: float) -> dict[str, Json]:
     told = kernel_facts(cast(KernelRecord, entry.record), False) if entry.is_kernel else None
     facts = told or call_facts(cast(CallRecord, entry.record))
     share = entry.record.seconds / total if entry.record.seconds is not None and total else None
@@ -227,7 +229,7 @@ def _facts(k: int, entry: Entry, total: float) -> dict[str, Json]:
     return {"number": k, "kernel": entry.is_kernel, **facts, "share": share, "measured_us": measured}
 
 
-def _show_memory(request: Request, graph: Graph) -> None:
+def _show_memory(request: CommandRequest, graph: GraphWork) -> None:
     """What lives between kernels and calls."""
     plan = result_of(graph, "plan")
     needed = intermediate_bytes(plan, _sizes_of(graph)) if isinstance(plan, Plan) else None
@@ -235,11 +237,11 @@ def _show_memory(request: Request, graph: Graph) -> None:
     request.screen.facts["intermediate_bytes"] = needed
 
 
-def _sizes_of(graph: Graph) -> Mapping[str, int]:
+def _sizes_of(graph: GraphWork) -> Mapping[str, int]:
     return next((record.sizes for record in (*graph.kernels, *graph.calls)), {})
 
 
-def tilegraph_of(graph: Graph) -> TileGraph | None:
+def tilegraph_of(graph: GraphWork) -> TileGraph | None:
     """The tile-graph of what was compiled, without the bodies of loops; None if it has no cover. (Of a phase that ran
     again, the last result counts.)"""
     cover, schedules = result_of(graph, "partition"), result_of(graph, "schedule")
@@ -250,7 +252,7 @@ def tilegraph_of(graph: Graph) -> TileGraph | None:
     return connect(cover, known, plan.host if isinstance(plan, Plan) else ())
 
 
-def _show_levels(request: Request, graph: Graph) -> None:
+def _show_levels(request: CommandRequest, graph: GraphWork) -> None:
     """At which level of memory edges are, and the bytes that move there."""
     found = tilegraph_of(graph)
     if found is None:
@@ -268,7 +270,7 @@ def _show_levels(request: Request, graph: Graph) -> None:
     request.screen.facts["levels"] = [{"level": name, "edges": n, "bytes_moved": b} for name, n, b in rows]
 
 
-def _show_regions(request: Request, graph: Graph) -> None:
+def _show_regions(request: CommandRequest, graph: GraphWork) -> None:
     """What was decided about contractions whose large results are folded again."""
     found = result_of(graph, "map")
     regions = [str(region) for region in found.regions] if isinstance(found, ChosenRegions) else []
@@ -277,7 +279,7 @@ def _show_regions(request: Request, graph: Graph) -> None:
     request.screen.facts["regions"] = regions
 
 
-def _show_source(request: Request, kernels: Sequence[KernelRecord]) -> None:
+def _show_source(request: CommandRequest, kernels: Sequence[KernelRecord]) -> None:
     """Each distinct kernel's text once, as it is."""
     for name, text in {k.name: k.source for k in kernels}.items():
         request.screen.block(f"\n// {name}")

@@ -16,7 +16,7 @@ from tilewright.plan.coverage import Coverage, coverage_of, is_counted, total
 from tilewright.runtime.call.model import CompiledModel
 
 from .model import Model
-from .request import ExitCode, Request
+from .request import CommandRequest, ExitCode
 from .show import Cell, Json, size
 from .sizes import Chosen
 from .work import options_of, prepared, target_of, threads_of
@@ -26,7 +26,7 @@ class _Seen(TilewrightError):
     """Ends a compilation of which all is known that is asked."""
 
 
-def inspect_model(request: Request) -> int:
+def inspect_model(request: CommandRequest) -> int:
     """`inspect`: inputs, outputs, dims, ops."""
     with request.progress(f"reading {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
@@ -37,7 +37,7 @@ def inspect_model(request: Request) -> int:
     return ExitCode.OK
 
 
-def _planned(request: Request, model: Model, chosen: Chosen) -> tuple[CompiledModel, list[State]]:
+def _planned(request: CommandRequest, model: Model, chosen: Chosen) -> tuple[CompiledModel, list[State]]:
     """The model with its graphs as they are once it is decided which ops share a kernel. One that is cut at control
     flow has several graphs, and what comes behind one needs its results: such a one is built."""
     compile_: Callable[..., CompiledModel] = importlib.import_module("tilewright.api").compile
@@ -61,7 +61,9 @@ def _planned(request: Request, model: Model, chosen: Chosen) -> tuple[CompiledMo
     return compiled, states
 
 
-def _show_signature(request: Request, model: Model, chosen: Chosen, signature: Signature | None) -> None:
+def _show_signature(
+    request: CommandRequest, model: Model, chosen: Chosen, signature: Signature | None
+) -> None:
     screen = request.screen
     if signature is None:
         given = zip(model.names, chosen.inputs, strict=True)
@@ -96,7 +98,7 @@ def _shape(info: TensorInfo) -> str:
     return "unknown" if info.shape is None else f"[{', '.join(map(str, info.shape))}]"
 
 
-def _show_ops(request: Request, states: Sequence[State]) -> None:
+def _show_ops(request: CommandRequest, states: Sequence[State]) -> None:
     """Each op with how often it is there, and what runs it."""
     screen = request.screen
     covers = [s.cover for s in states if s.cover is not None]

@@ -18,7 +18,7 @@ from tilewright.options import PREFIX, Options
 from tilewright.runtime.cpu.toolchain import find_compiler, host_target
 from tilewright.runtime.cuda.device import gpu_target, missing
 from tilewright.runtime.store.cache import default_root
-from tilewright.runtime.store.listing import Entry, clear, entries
+from tilewright.runtime.store.listing import StoreEntry, clear, entries
 
 from .request import ExitCode
 from .show import Cell, Json, Screen, size
@@ -93,7 +93,7 @@ def _root() -> Path | None:
     return default_root(Options.make())
 
 
-def _held() -> tuple[Entry, ...]:
+def _held() -> tuple[StoreEntry, ...]:
     root = _root()
     return () if root is None else tuple(entries(root))
 
@@ -127,7 +127,7 @@ def use_cache(screen: Screen, action: str) -> int:
     return ExitCode.CHECK_FAILED if broken else ExitCode.OK
 
 
-def _list(screen: Screen, held: Sequence[Entry]) -> None:
+def _list(screen: Screen, held: Sequence[StoreEntry]) -> None:
     """Last used first."""
     ordered = sorted(held, key=lambda e: -e.used)
     rows: list[Sequence[Cell]] = [

@@ -9,7 +9,7 @@ from tilewright.bisection import Finding
 from tilewright.errors import InputError
 from tilewright.tuning.search_limits import BISECTION
 
-from .request import Asked, Request
+from .request import Asked, CommandRequest
 from .show import Screen
 
 CASE = "wrong.py"
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True)
-class Case(Asked):
+class FailedCheck(Asked):
     """How a model was checked, and what was found: the culprit as text, its number among the candidates, and the error
     that it makes, in units of what is allowed."""
 
@@ -47,20 +47,22 @@ class Case(Asked):
     error: float
 
     @staticmethod
-    def of(request: Request, k: float | None, backward: bool, found: Finding) -> tuple[Case, str]:
+    def of(
+        request: CommandRequest, k: float | None, backward: bool, found: Finding
+    ) -> tuple[FailedCheck, str]:
         """The case of a request, and more of the culprit."""
-        case = Case(
+        case = FailedCheck(
             **request.asked(), k=k, backward=backward, culprit=str(found.culprit), number=found.number,
             error=min(found.wrong, BISECTION.max_excess_ratio),
         )  # fmt: skip
         return case, found.culprit.detail
 
-    def request(self) -> Request:
+    def request(self) -> CommandRequest:
         """The request that it was."""
-        return Request(**self.asked(), screen=Screen(None))
+        return CommandRequest(**self.asked(), screen=Screen(None))
 
 
-def written(path: Path, case: tuple[Case, str]) -> Path:
+def written(path: Path, case: tuple[FailedCheck, str]) -> Path:
     """Write the program, every text in it as an ASCII literal. Raises InputError if the file cannot be written."""
     told, detail = case
     fields = "\n".join(f"    {name}={ascii(value)}," for name, value in asdict(told).items())

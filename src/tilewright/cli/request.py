@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Asked):
+class CommandRequest(Asked):
     """What is asked, and where to write."""
 
     screen: Screen

@@ -17,7 +17,7 @@ from tilewright.errors import InputError, TilewrightError
 from tilewright.tuning.input_limits import EXAMPLES
 
 from .model import Model, parse_dtype, parse_pairs, parse_shape, read_array
-from .request import Request
+from .request import CommandRequest
 
 FreeDim = tuple[str, int | None]
 """A dim by its name, or one of an input by that and its number."""
@@ -46,7 +46,7 @@ class Asking:
     seed: int
 
     @staticmethod
-    def of(request: Request, model: Model) -> Asking:
+    def of(request: CommandRequest, model: Model) -> Asking:
         """Read a request. Raises InputError for what cannot be read, and names that no input has."""
         files = parse_pairs(request.files, "--input", "=@")
         shapes = {n: parse_shape(text) for n, text in parse_pairs(request.shapes, "--shape").items()}
@@ -68,7 +68,7 @@ _DIM = re.compile(
 )
 
 
-def dims_of(request: Request) -> dict[str, dict[int, DimRange]]:
+def dims_of(request: CommandRequest) -> dict[str, dict[int, DimRange]]:
     """The `--dim` of a request as `tilewright.compile` takes them. Raises InputError."""
     found: dict[str, dict[int, DimRange]] = {}
     for text in request.dims:
@@ -81,7 +81,7 @@ def dims_of(request: Request) -> dict[str, dict[int, DimRange]]:
     return found
 
 
-def choose(request: Request, model: Model) -> Chosen:
+def choose(request: CommandRequest, model: Model) -> Chosen:
     """Inputs for a model. Raises InputError where none that we choose fit, naming all of them, and sizes that do."""
     asked = Asking.of(request, model)
     free = _free_dims(model, asked)

@@ -18,7 +18,7 @@ from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 
 from .model import Model, load, moved, parse_pairs, placed
-from .request import ExitCode, Precision, Request
+from .request import CommandRequest, ExitCode, Precision
 from .show import Cell, Json
 from .sizes import Chosen, choose, dims_of, shown
 
@@ -34,7 +34,7 @@ class Phase(Protocol):
     def result(self) -> object: ...
 
 
-class Record(Protocol):
+class WorkRecord(Protocol):
     """One kernel or call: bytes, operations and modelled seconds at the sizes that its graph was traced with."""
 
     @property
@@ -62,7 +62,7 @@ class Named(Protocol):
     def value(self) -> str: ...
 
 
-class KernelRecord(Record, Protocol):
+class KernelRecord(WorkRecord, Protocol):
     """One generated kernel, and why it ends where it does."""
 
     @property
@@ -73,7 +73,7 @@ class KernelRecord(Record, Protocol):
     def boundary(self) -> Named: ...
 
 
-class CallRecord(Record, Protocol):
+class CallRecord(WorkRecord, Protocol):
     """One call that no kernel was generated for: whose code it is, why, and what it makes."""
 
     @property
@@ -89,7 +89,7 @@ class Trace(Protocol):
     def phases(self) -> Sequence[Phase]: ...
 
 
-class Graph(Protocol):
+class GraphWork(Protocol):
     """How one graph was compiled."""
 
     @property
@@ -106,7 +106,7 @@ class Compiled(Protocol):
     @property
     def coverage(self) -> object: ...
     @property
-    def compilations(self) -> Sequence[Graph]: ...
+    def compilations(self) -> Sequence[GraphWork]: ...
     @property
     def signature(self) -> object: ...
     def __call__(self, *inputs: Tensor) -> object: ...
@@ -121,7 +121,7 @@ def phases_of(compiled: Compiled) -> list[tuple[str, float]]:
     return list(found.items())
 
 
-def result_of(graph: Graph, name: str) -> object:
+def result_of(graph: GraphWork, name: str) -> object:
     """The last result of a phase; None where it did not run."""
     return next((p.result for p in reversed(graph.trace.phases) if p.name == name), None)
 
@@ -129,7 +129,7 @@ def result_of(graph: Graph, name: str) -> object:
 # Reading the request.
 
 
-def options_of(request: Request) -> Options:
+def options_of(request: CommandRequest) -> Options:
     """Options from `--option`, `--threads` and `--precision`, over the environment."""
     texts = parse_pairs(request.options, "--option")
     environ = {PREFIX + name.upper(): value for name, value in texts.items()}
@@ -147,7 +147,7 @@ def options_of(request: Request) -> Options:
     return base.replace(**{name: getattr(typed, name) for name in texts})
 
 
-def prepared(request: Request) -> tuple[Model, Chosen]:
+def prepared(request: CommandRequest) -> tuple[Model, Chosen]:
     """The model where it was asked for, and inputs, whose sizes are printed. Raises InputError."""
     clock = request.screen.clock
     with clock.phase("imports"):
@@ -166,7 +166,7 @@ def prepared(request: Request) -> tuple[Model, Chosen]:
     return model, chosen
 
 
-def target_of(request: Request, model: Model) -> tuple[object, dict[str, object]]:
+def target_of(request: CommandRequest, model: Model) -> tuple[object, dict[str, object]]:
     """What goes to the compiler, and how besides options."""
     target = str(model.target) if isinstance(model.target, Path) else model.target
     given: dict[str, object] = {"dims": dims_of(request)} if request.dims else {}
@@ -175,7 +175,7 @@ def target_of(request: Request, model: Model) -> tuple[object, dict[str, object]
     return target, given
 
 
-def compile_for(request: Request, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
+def compile_for(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
     """Compile as requested."""
     compile_: Callable[..., Compiled] = importlib.import_module("tilewright.api").compile
     target, given = target_of(request, model)
@@ -184,7 +184,7 @@ def compile_for(request: Request, model: Model, inputs: tuple[Tensor, ...] | Non
 
 
 def compiled_and_run(
-    request: Request, model: Model, inputs: tuple[Tensor, ...]
+    request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]
 ) -> tuple[Compiled, list[Tensor]]:
     """Compile and call once, each phase by the clock."""
     clock = request.screen.clock
@@ -204,7 +204,7 @@ def synchronize(outputs: Sequence[Tensor]) -> None:
         torch.cuda.synchronize(device)
 
 
-def threads_of(request: Request) -> int:
+def threads_of(request: CommandRequest) -> int:
     """`--threads`, else torch's own number."""
     return request.threads or torch.get_num_threads()
 
@@ -212,7 +212,7 @@ def threads_of(request: Request) -> int:
 # Showing what was compiled.
 
 
-def show_compiled(request: Request, compiled: Compiled) -> None:
+def show_compiled(request: CommandRequest, compiled: Compiled) -> None:
     """Coverage, and what is told of calls."""
     coverage = str(compiled.coverage)
     request.screen.line(coverage)
@@ -220,7 +220,7 @@ def show_compiled(request: Request, compiled: Compiled) -> None:
     request.screen.facts["calls"] = [call_facts(call) for g in compiled.compilations for call in g.calls]
 
 
-def show_phases(request: Request, phases: Sequence[tuple[str, float]], total: float) -> None:
+def show_phases(request: CommandRequest, phases: Sequence[tuple[str, float]], total: float) -> None:
     """A table of phases, with what none of them explains."""
     screen = request.screen
     named = [(name, seconds) for name, seconds in phases if name != "other"]
@@ -258,7 +258,7 @@ def call_facts(call: CallRecord) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def microseconds(record: Record) -> float | None:
+def microseconds(record: WorkRecord) -> float | None:
     """What the model gives one launch or call."""
     return None if record.seconds is None else 1e6 * record.seconds
 
@@ -266,7 +266,7 @@ def microseconds(record: Record) -> float | None:
 # The verbs.
 
 
-def compile_model(request: Request) -> int:
+def compile_model(request: CommandRequest) -> int:
     """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too."""
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
@@ -284,7 +284,7 @@ def compile_model(request: Request) -> int:
     return ExitCode.OK
 
 
-def run_model(request: Request, save: str | None) -> int:
+def run_model(request: CommandRequest, save: str | None) -> int:
     """`run`: one call, a line per output; `save` is a folder for `.npy` files."""
     with request.progress(f"running {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)

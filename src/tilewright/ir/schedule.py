@@ -136,7 +136,7 @@ class Math:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchConfig:
     """How a kernel is launched."""
 
     warps: int = 1
@@ -162,7 +162,7 @@ class Schedule:
     reductions: Reductions = Reductions()
     memory: Memory = Memory()
     math: Math = Math()
-    launch: Launch = Launch()
+    launch: LaunchConfig = LaunchConfig()
     form_steps: tuple[FormStep, ...] = ()
     """The changes of the kernel's form that the classes belong to, in order."""
 

@@ -77,7 +77,7 @@ IN_PLACE = Access("in place")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ElementRun:
     """Along the block axis `axis`, elements of an access that lie side by side, `length` of them; where the first of
     each such run lies is a multiple of `multiple`. It says what is so, for compilers behind us that do not see it."""
 

@@ -16,7 +16,7 @@ from tilewright.ir.graph import Graph, LibraryCall, Op, Value
 from tilewright.ir.identity import identity
 from tilewright.ir.task import Offered
 
-from .epilogue import Finder, Run, merge_epilogues
+from .epilogue import Finder, PointwiseChain, merge_epilogues
 from .offers.offer import Offer
 from .spare import behind
 
@@ -149,7 +149,7 @@ def _task(op: Op, finder: Finder, timer: OfferTimer, looped: bool) -> str:
     call = op.call
     assert call is not None
     shapes = tuple((v.dtype, tuple(map(timer.size, v.shape))) for v in (*op.inputs, op.output))
-    run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
+    run = PointwiseChain(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
     after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
     offered = _offered(op)
     return identity(

@@ -72,7 +72,9 @@ class Finder:
         if not offers or len(op.outputs) != 1 or op.output in self.kept:
             return None
         best: Match | None = None
-        run = Run(self, op.output, max(0, call.channel % max(1, len(op.output.shape)) if call else 0))
+        run = PointwiseChain(
+            self, op.output, max(0, call.channel % max(1, len(op.output.shape)) if call else 0)
+        )
         for last in run.grow():
             if not run.closed(last) or not self._lies_well(op, last):
                 continue
@@ -88,7 +90,7 @@ class Finder:
         pairs = zip(layout.strides, op.call.strides[0], last.output.shape, strict=False)
         return all(size is dims.ONE or dims.equal(a, b) for a, b, size in pairs)
 
-    def _offer(self, op: Op, offers: Sequence[Epilogue], run: Run, last: Op) -> Match | None:
+    def _offer(self, op: Op, offers: Sequence[Epilogue], run: PointwiseChain, last: Op) -> Match | None:
         body = self.simplify(run.bodies[last.output])
         for epilogue in offers:
             if epilogue.extra != run.extra:
@@ -112,7 +114,7 @@ class Finder:
             return Match(tuple(run.ops_of(last)), made, second, besides)
         return None
 
-    def _may_reuse(self, op: Op, run: Run, last: Op) -> bool:
+    def _may_reuse(self, op: Op, run: PointwiseChain, last: Op) -> bool:
         """Whether the call may write over the second operand: it is memory of its own, of the call's strides, and all
         else that reads it comes before, as a library call that `op` depends on."""
         v = run.second
@@ -141,7 +143,7 @@ class Finder:
 _simplify = Rewriter(IEEE_RULES)
 
 
-class Run:
+class PointwiseChain:
     """Pointwise ops behind a call's result `start`, with their bodies over slots: e0 is its element, e1 that of a
     `second` tensor, which is of the same shape or a frozen vector along dim `channel`."""
 

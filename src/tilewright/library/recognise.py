@@ -45,7 +45,7 @@ AS_AT_LEAST: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class AttentionOperand:
     """A value seen as [batch, heads, places, depth]: the dims of the value that these are (-1: a dim of one)."""
 
     value: Value
@@ -65,13 +65,13 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Routine:
+class AttentionRegion:
     """A region as one call of fused attention: operands, result, and what the call is told."""
 
-    q: Operand
-    k: Operand
-    v: Operand
-    out: Operand
+    q: AttentionOperand
+    k: AttentionOperand
+    v: AttentionOperand
+    out: AttentionOperand
     scale: float
     causal: bool
 
@@ -82,7 +82,7 @@ class Routine:
         return 2.0 * batch * heads * queries * keys * (depth + wide) * (0.5 if self.causal else 1.0)
 
 
-def routine_of(region: Graph, target: Target) -> Routine | None:
+def routine_of(region: Graph, target: Target) -> AttentionRegion | None:
     """The routine that computes a region, if the library has one on this machine."""
     if not target.fused_attention or len(region.outputs) != 1:
         return None
@@ -107,7 +107,7 @@ def routine_of(region: Graph, target: Target) -> Routine | None:
         return None
 
 
-def routine_seconds(routine: Routine, target: Target) -> float:
+def routine_seconds(routine: AttentionRegion, target: Target) -> float:
     """Seconds of the call."""
     values = (routine.q, routine.k, routine.v, routine.out)
     moved = sum(_number(v.value.numel) * v.value.dtype.bytes for v in values)
@@ -119,7 +119,7 @@ def routine_seconds(routine: Routine, target: Target) -> float:
 # --- roles ---------------------------------------------------------------------------
 
 
-def _guesses(region: Graph, result: Value) -> Iterator[Routine]:
+def _guesses(region: Graph, result: Value) -> Iterator[AttentionRegion]:
     """What the inputs may be, from the two contractions; scale and mask are filled in."""
     inputs = set(region.inputs)
     found = [op for op in region.ops if is_contraction(op)]
@@ -136,7 +136,7 @@ def _guesses(region: Graph, result: Value) -> Iterator[Routine]:
         for out in _results(result, q, v):
             scale = _scale(region, result, q, k, v, out)
             if scale is not None:
-                yield from (Routine(q, k, v, out, scale, causal) for causal in (True, False))
+                yield from (AttentionRegion(q, k, v, out, scale, causal) for causal in (True, False))
 
 
 def _reads(op: Op) -> list[Expr]:
@@ -149,7 +149,7 @@ def _slot(x: Expr) -> int:
     return x.value
 
 
-def _operand(op: Op, x: Expr, inputs: set[Value | Expr]) -> Operand | None:
+def _operand(op: Op, x: Expr, inputs: set[Value | Expr]) -> AttentionOperand | None:
     """A read of a contraction as an operand: its summed axis is depth or, of values, places; axes that both sides have
     are the batch's and heads'."""
     assert op.expr is not None
@@ -181,14 +181,14 @@ def _axes(e: Expr) -> set[Axis]:
     return {a for x in walk(e) if isinstance(a := x.value, Axis)}
 
 
-def _ordered(value: Value, batch: list[int], place: list[int], depth: list[int]) -> Operand | None:
+def _ordered(value: Value, batch: list[int], place: list[int], depth: list[int]) -> AttentionOperand | None:
     if len(place) != 1 or len(depth) != 1 or len(batch) > 2:
         return None
     first, second = [*(-1,) * (2 - len(batch)), *batch]
-    return Operand(value, (first, second, place[0], depth[0]))
+    return AttentionOperand(value, (first, second, place[0], depth[0]))
 
 
-def _results(result: Value, q: Operand, v: Operand) -> Iterator[Operand]:
+def _results(result: Value, q: AttentionOperand, v: AttentionOperand) -> Iterator[AttentionOperand]:
     """Where the dims of the result may lie."""
     wanted = [*q.sizes()[:3], v.sizes()[3]]
     own = [d for d, s in enumerate(result.shape) if s is not dims.ONE]
@@ -199,13 +199,13 @@ def _results(result: Value, q: Operand, v: Operand) -> Iterator[Operand]:
         if all(result.shape[d] is wanted[k] for d, k in zip(chosen, needed, strict=True)):
             order = dict(zip(needed, chosen, strict=True))
             first, second, third, fourth = (order.get(k, -1) for k in range(4))
-            yield Operand(result, (first, second, third, fourth))
+            yield AttentionOperand(result, (first, second, third, fourth))
 
 
 # --- identity ------------------------------------------------------------------------
 
 
-def _uniform(region: Graph, r: Routine) -> bool:
+def _uniform(region: Graph, r: AttentionRegion) -> bool:
     """Whether the region is of the kind that a few rows show: made of products, sums, exponentials and maxima, of all
     elements alike, at places as they lie, but for a comparison of a query's place with a key's."""
     analysis = ValueAnalysis(region.ops)
@@ -312,7 +312,14 @@ def _noise(index: Index, seed: int) -> Array:
     return (uniform - 0.5) * math.sqrt(12)
 
 
-def _scale(region: Graph, result: Value, q: Operand, k: Operand, v: Operand, out: Operand) -> float | None:
+def _scale(
+    region: Graph,
+    result: Value,
+    q: AttentionOperand,
+    k: AttentionOperand,
+    v: AttentionOperand,
+    out: AttentionOperand,
+) -> float | None:
     """What scores are multiplied by: the logarithm of the ratio of two weights, where queries are unit vectors and the
     first depth of a key is its place up to 1."""
     if min(_number(k.sizes()[2]), _number(v.sizes()[3])) < 2:
@@ -341,7 +348,7 @@ def _number(e: Expr) -> int:
     return n
 
 
-def _same(region: Graph, result: Value, r: Routine) -> bool:
+def _same(region: Graph, result: Value, r: AttentionRegion) -> bool:
     """Whether region and routine agree on rows of random inputs."""
     batch, heads, queries, depth = map(_number, r.q.sizes())
     keys, wide = _number(r.k.sizes()[2]), _number(r.v.sizes()[3])
@@ -369,7 +376,7 @@ def _same(region: Graph, result: Value, r: Routine) -> bool:
 class _Inputs:
     """Random inputs of a routine, the queries times `factor`."""
 
-    routine: Routine
+    routine: AttentionRegion
     seed: int
     factor: float
     known: dict[object, Array] = field(default_factory=dict[object, Array])
@@ -400,7 +407,7 @@ class _Inputs:
 # --- the call ------------------------------------------------------------------------
 
 
-def as_call(region: Graph, r: Routine) -> Graph:
+def as_call(region: Graph, r: AttentionRegion) -> Graph:
     """The region as views, the call, and a view of its result."""
     fresh = region.fresh_id()
     ops: list[Op] = []

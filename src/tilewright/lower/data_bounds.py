@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import End, Ends
-from tilewright.analysis.loop_segments import Segment
+from tilewright.analysis.loop_segments import LoopSegment
 from tilewright.analysis.runtime_checks import unsafe
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axes_of, substitute, transform, walk, where
@@ -41,7 +41,7 @@ def is_safe(ev: Evaluator, e: Expr) -> bool:
     return not unsafe(transform(e, positive), ev.params)
 
 
-def compute_ends(ev: Evaluator, found: Sequence[Segment], ends: Ends) -> list[Segment]:
+def compute_ends(ev: Evaluator, found: Sequence[LoopSegment], ends: Ends) -> list[LoopSegment]:
     """Segments whose bounds are values computed here, before their loops."""
     used = {x for s in found for e in (s.start, s.stop) for x in walk(e) if x.op == "slot"}
     table: dict[Expr, Expr] = {}

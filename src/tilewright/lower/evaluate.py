@@ -40,7 +40,7 @@ from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
 from tilewright.tuning.thresholds import LOWERING
 
-from .plan import Known
+from .plan import LoopContext
 
 MIN_FACTOR = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
@@ -102,7 +102,7 @@ class Evaluator:
     """Evaluates the expressions of a form under a schedule into the statement list `out`. Folds that it needs are asked
     of `compute`."""
 
-    def __init__(self, known: Known, compute: Demand) -> None:
+    def __init__(self, known: LoopContext, compute: Demand) -> None:
         self.form, self.schedule, self.contractions = known.form, known.schedule, known.contractions
         form, self.compute = known.form, compute
         sized = enumerate(zip(form.params, form.sizes, strict=True))

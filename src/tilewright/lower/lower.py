@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import Steps
-from tilewright.analysis.loop_segments import Hidden, Segment, segments, split_range, tiled_segments
+from tilewright.analysis.loop_segments import Hidden, LoopSegment, segments, split_range, tiled_segments
 from tilewright.analysis.predicate import constant_under
 from tilewright.errors import VerifyError
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
@@ -206,7 +206,7 @@ class Lowering:
                 self.ev.out.append(piece(s.start, s.stop))
 
     def piece(
-        self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr, stop: Expr
+        self, c: Axis, tile: int, s: LoopSegment, inner: Callable[[], None], start: Expr, stop: Expr
     ) -> Loop:
         """The loop over `c` from `start` to `stop`, which lie in a segment."""
         span = start, dims.sub(stop, dims.ONE)
@@ -239,7 +239,7 @@ class Lowering:
         self.ev.states |= totals
         self.ev.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
-    def segments(self, loop: LoopPlan, c: Axis) -> list[Segment]:
+    def segments(self, loop: LoopPlan, c: Axis) -> list[LoopSegment]:
         """Parts of a loop's range in which conditions do not change."""
         scope, tile = self.ev.scope, loop.tile
         exact = c in self.ranges and dims.divisible(c.extent, tile)

@@ -26,7 +26,7 @@ from .scratch import choose_scratch, params_by_pass
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LoopContext:
     """What is known where loops are planned: the form, also with the conditions that are implied; the bound classes
     with their tiles, the folds that have results, the expressions that have a place in scratch, those of them whose
     loop is complete, and the parameters whose loads fetch what the next grid point reads."""
@@ -102,7 +102,7 @@ def plan_loops(form: Form, schedule: Schedule) -> tuple[LoopPlan, ...]:
     return plan_scope(known, (), known.form.outputs)
 
 
-def known_at_start(form: Form, schedule: Schedule) -> Known:
+def known_at_start(form: Form, schedule: Schedule) -> LoopContext:
     """What a grid point knows: classes that are one value or one block of it are bound."""
     plain = drop_implied(form)
     found = {i: contraction(t, plain.params, lambda a: schedule.plan(a).tile) for i, t in plain.folds.items()}
@@ -113,10 +113,10 @@ def known_at_start(form: Form, schedule: Schedule) -> Known:
         if c.role is Role.RESIDENT or (c.role is Role.GRID and (block or not c.chunk)):
             bound[c.axis] = c.tile if c.chunk or c.role is Role.RESIDENT else 1
     fetching = frozenset(s.param for s in schedule.memory.next_point)
-    return Known(plain, form, schedule, products, bound, fetching=fetching)
+    return LoopContext(plain, form, schedule, products, bound, fetching=fetching)
 
 
-def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -> tuple[LoopPlan, ...]:
+def plan_scope(known: LoopContext, wanted: Collection[int], outputs: Sequence[Item]) -> tuple[LoopPlan, ...]:
     """What computes the folds `wanted` and stores `outputs`, given what is known."""
     cone = needed_folds(known, [*wanted, *(f for o in outputs for f in folds_read(o.roots))])
     c = _first_open(known, [*cone, *outputs])
@@ -147,7 +147,7 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
 
 
 def plan_loop(
-    known: Known, c: Axis, folds: Sequence[Item], outputs: Sequence[Item], merges: Merges,
+    known: LoopContext, c: Axis, folds: Sequence[Item], outputs: Sequence[Item], merges: Merges,
     continues: bool = False,
 ) -> LoopPlan:  # fmt: skip
     """One loop over `c`; it `continues` the states of a loop around it, or has its own."""
@@ -184,7 +184,7 @@ def plan_loop(
 
 
 def _plan_inside(
-    known: Known, folds: Sequence[Item], outputs: Sequence[Item], merges: Merges
+    known: LoopContext, folds: Sequence[Item], outputs: Sequence[Item], merges: Merges
 ) -> tuple[LoopPlan, ...]:
     """What a step does behind the folds that it advances itself: the loops over further classes of `folds`, and what
     stores `outputs`."""
@@ -201,7 +201,9 @@ def _plan_inside(
     return (*plans, *plan_scope(known, (), outputs))
 
 
-def _plan_reads(known: Known, folds: Sequence[Item], merges: Merges) -> tuple[tuple[AskedFold, ...], Known]:
+def _plan_reads(
+    known: LoopContext, folds: Sequence[Item], merges: Merges
+) -> tuple[tuple[AskedFold, ...], LoopContext]:
     """What a step that advances `folds` computes where it reads it, and what is known behind them."""
     own = {t.id: merges[t.id] for t in folds if t.id in merges}
     moving = moving_folds(own)
@@ -220,7 +222,7 @@ def _plan_reads(known: Known, folds: Sequence[Item], merges: Merges) -> tuple[tu
     return tuple(asked), known
 
 
-def _values(known: Known, roots: Sequence[Expr]) -> list[int]:
+def _values(known: LoopContext, roots: Sequence[Expr]) -> list[int]:
     """The folds that are read where `roots` are evaluated, in that order."""
     found: dict[int, None] = {}
     seen: set[Expr] = set()
@@ -235,13 +237,13 @@ def _values(known: Known, roots: Sequence[Expr]) -> list[int]:
     return list(found)
 
 
-def _first_open(known: Known, items: Sequence[Item], *, reduced: bool = False) -> Axis | None:
+def _first_open(known: LoopContext, items: Sequence[Item], *, reduced: bool = False) -> Axis | None:
     """The outermost class of `items` that is not bound; of those that they fold over if `reduced`."""
     used = {a for i in items for a in (i.reduce if reduced else i.axes)}.difference(known.bound)
     return next((c.axis for c in known.schedule.tiling.classes if c.axis in used), None)
 
 
-def needed_folds(known: Known, roots: Iterable[int]) -> list[Item]:
+def needed_folds(known: LoopContext, roots: Iterable[int]) -> list[Item]:
     """Folds needed for `roots` and not known, producers first."""
     order: list[Item] = []
     seen: set[int] = set()
@@ -259,7 +261,7 @@ def needed_folds(known: Known, roots: Iterable[int]) -> list[Item]:
     return order
 
 
-def hoisted_loads(known: Known, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
+def hoisted_loads(known: LoopContext, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
     """What `folds` and outputs read, if what only outputs read is no more than what the folds do: memory is waited for
     once, not again behind them."""
     first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
@@ -286,7 +288,7 @@ def plain_reads(e: Expr) -> list[Expr]:
     return list(found)
 
 
-def _block_bytes(known: Known, reads: Iterable[Expr]) -> int:
+def _block_bytes(known: LoopContext, reads: Iterable[Expr]) -> int:
     """Bytes of the blocks that are read."""
     size = 0
     for r in reads:
@@ -297,7 +299,7 @@ def _block_bytes(known: Known, reads: Iterable[Expr]) -> int:
 
 
 def _passes(
-    known: Known, cone: list[Item], outputs: Sequence[Item], c: Axis
+    known: LoopContext, cone: list[Item], outputs: Sequence[Item], c: Axis
 ) -> tuple[list[Item], Numbers, Merges]:
     """Pass numbers along `c`; the cone, with what merged folds need beside them; how folds are merged."""
     reductions = known.schedule.reductions
@@ -311,7 +313,7 @@ def _passes(
         cone = needed_folds(known, [*(i.id for i in cone), *beside])
 
 
-def _free_folds(known: Known, cone: Sequence[Item], c: Axis) -> tuple[LoopPlan, ...]:
+def _free_folds(known: LoopContext, cone: Sequence[Item], c: Axis) -> tuple[LoopPlan, ...]:
     """Before a loop over `c`: what computes folds that do not use it and wait for nothing that does."""
     ready: list[int] = []
     for i in cone:
@@ -321,7 +323,7 @@ def _free_folds(known: Known, cone: Sequence[Item], c: Axis) -> tuple[LoopPlan, 
     return plan_scope(known, ready, ())
 
 
-def _behind(known: Known, plans: Sequence[LoopPlan]) -> Known:
+def _behind(known: LoopContext, plans: Sequence[LoopPlan]) -> LoopContext:
     """What is known where all of `plans` has been written."""
     for p in plans:
         complete = {f.id for f in p.folds if not p.continues and (p.axis is None or f.scan is None)}
@@ -337,7 +339,7 @@ def _behind(known: Known, plans: Sequence[LoopPlan]) -> Known:
 
 
 def _levels(
-    known: Known, c: Axis, folds: Sequence[Item], merges: Merges, *, continues: bool
+    known: LoopContext, c: Axis, folds: Sequence[Item], merges: Merges, *, continues: bool
 ) -> tuple[int, ...]:
     """The lengths of blocks with states of their own, so that no sum in floating point is one long chain."""
     rescaled = any(t.id in merges and t.id in known.contractions for t in folds)
@@ -347,7 +349,7 @@ def _levels(
     return tuple(block_lengths(c, folds, known.schedule, nested=plain))
 
 
-def _complete_before(known: Known, c: Axis, folds: Iterable[Item]) -> list[int]:
+def _complete_before(known: LoopContext, c: Axis, folds: Iterable[Item]) -> list[int]:
     """The folds that `folds` read in a loop over `c`, but that need all of `c` themselves, or what they are made of
     does: a step of that loop has a part of it only."""
     found: dict[int, None] = {}

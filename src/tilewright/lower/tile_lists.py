@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.analysis.condition_ranges import Steps
-from tilewright.analysis.loop_segments import Entries, Segment
+from tilewright.analysis.loop_segments import Entries, LoopSegment
 from tilewright.analysis.predicate import decided_by
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, substitute, walk
@@ -23,7 +23,7 @@ from .evaluate import Evaluator
 
 def list_segments(
     ev: Evaluator, steps: Steps, hints: Sequence[Expr], roots: Sequence[Expr]
-) -> list[Segment] | None:
+) -> list[LoopSegment] | None:
     """The loops by the list of the first of `hints` that has one number of tiles for all rows here; None if there is
     none. The loop has all of its class."""
     c, whole_class = steps.axis, steps.start is dims.ZERO and steps.stop is steps.axis.extent
@@ -39,12 +39,14 @@ def list_segments(
         entries = Entries(entry, of_entry, length, length // steps.tile)
         start, stop = (dims.mul(cast(ev.eval(x), i64), parts) for x in (full, end))
         mask = None if dims.divisible(c.extent, length) else call("lt", axis(c), c.extent)
-        whole_tiles = Segment(dims.ZERO, start, None, decided_by(visible, roots), entries=entries)
-        return [whole_tiles, Segment(start, stop, mask, entries=entries)]
+        whole_tiles = LoopSegment(dims.ZERO, start, None, decided_by(visible, roots), entries=entries)
+        return [whole_tiles, LoopSegment(start, stop, mask, entries=entries)]
     return None
 
 
-def loop_over_list(ev: Evaluator, s: Segment, entries: Entries, step: Callable[[Expr, Expr], Stmt]) -> Loop:
+def loop_over_list(
+    ev: Evaluator, s: LoopSegment, entries: Entries, step: Callable[[Expr, Expr], Stmt]
+) -> Loop:
     """The loop over entries of a list; `step` writes what is done from one value of the class to another. Each step
     loads the number for the next one: what is loaded by a number of the same step is not fetched as far ahead."""
     place = axis(entries.axis)

@@ -13,7 +13,7 @@ from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep
 
 from .greedy import Afar, Group, Merging
-from .kernel_ops import Parts
+from .kernel_ops import GraphParts
 from .memo import DecisionCache, Grouping, groupings_of, plain, task_of
 from .provenance import filler
 from .recompute import is_cheap
@@ -34,7 +34,7 @@ ANY_MEMORY = OutputMemory()
 
 def cover_unfused(graph: Graph, hints: SizeHints, outputs: OutputMemory = ANY_MEMORY) -> Cover:
     """Cover a graph with a kernel for each op, library calls and views."""
-    parts = Parts(graph, hints, outputs.shown, outputs.storages, fuse=False)
+    parts = GraphParts(graph, hints, outputs.shown, outputs.storages, fuse=False)
     places = (parts.position[op] for op in parts.generated())
     return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
 
@@ -46,7 +46,7 @@ def partition(
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
     IllegalSchedule; it is not asked about a graph that `cache` knows. `afar` says what kernels cost that find nothing
     in a cache."""
-    parts = Parts(graph, hints, outputs.shown, outputs.storages, fuse=True)
+    parts = GraphParts(graph, hints, outputs.shown, outputs.storages, fuse=True)
     if cache is None:
         return _cover(parts, without_recomputed(parts, Merging(parts, price, afar).groups(), price))
     task = task_of(graph, _shows(parts))
@@ -57,13 +57,13 @@ def partition(
     return _cover(parts, groups)
 
 
-def _shows(parts: Parts) -> tuple[int, ...]:
+def _shows(parts: GraphParts) -> tuple[int, ...]:
     """Places of the views that the caller reads and that are no work, for the key of what is remembered."""
     ops = enumerate(parts.graph.ops)
     return tuple(k for k, op in ops if parts.kept_values.intersection(op.outputs) & parts.views.keys())
 
 
-def _cached_groups(parts: Parts, known: Sequence[Grouping] | None) -> list[Group] | None:
+def _cached_groups(parts: GraphParts, known: Sequence[Grouping] | None) -> list[Group] | None:
     """Groups that were found before; None if they are not those of this graph. Ops that are in none are inlined."""
     places = [n for g in known or () for n in g.ops]
     wanted = {parts.position[op] for op in parts.generated()}
@@ -77,7 +77,7 @@ def _cached_groups(parts: Parts, known: Sequence[Grouping] | None) -> list[Group
     return [Group(tuple(sorted(g.ops)), 0.0, g.why) for g in known]
 
 
-def _cover(parts: Parts, groups: Sequence[Group]) -> Cover:
+def _cover(parts: GraphParts, groups: Sequence[Group]) -> Cover:
     graph = parts.graph
     stored = parts.read_from_memory() - parts.views.keys()  # views have steps of their own
     wanted = [op for op in graph.ops if op in parts.inlined and op.output in stored]
@@ -96,7 +96,7 @@ def _cover(parts: Parts, groups: Sequence[Group]) -> Cover:
     return Cover(graph, tuple(ordered), parts.layouts)
 
 
-def _place_of(step: Step, parts: Parts) -> int:
+def _place_of(step: Step, parts: GraphParts) -> int:
     """Where a step stands in the graph: at its last op."""
     match step:
         case Kernel():

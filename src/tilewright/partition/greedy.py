@@ -23,7 +23,7 @@ from tilewright.tuning.search_limits import GROUPS
 from tilewright.tuning.thresholds import PARTITION
 
 from .equal_groups import Likeness
-from .kernel_ops import Parts
+from .kernel_ops import GraphParts
 from .topological_order import Order, Standing, followers
 
 
@@ -60,7 +60,7 @@ class _Refusal:
         return str(self.error) if self.named is None else self.error.about(f"@{first + self.named}")
 
 
-def chosen_kernels(parts: Parts) -> list[Group]:
+def chosen_kernels(parts: GraphParts) -> list[Group]:
     """The kernels that were chosen before."""
     members: dict[int, list[int]] = {}
     for n, op in enumerate(parts.graph.ops):
@@ -74,7 +74,7 @@ class Merging:
     IllegalSchedule; `priced` counts how often it was asked. With `afar`, kernels that do not fit into a cache together
     are not taken to be in it apart. Raises IllegalSchedule if an op by itself has no legal form."""
 
-    def __init__(self, parts: Parts, price: Price, afar: Afar | None = None) -> None:
+    def __init__(self, parts: GraphParts, price: Price, afar: Afar | None = None) -> None:
         self.parts, self.price, self.afar = parts, price, afar
         self.distant: dict[object, float] = {}
         self.alike = Likeness(parts.graph, parts.layouts, parts.inlined)

@@ -17,7 +17,7 @@ from .layout import choose_layouts, returned_layouts, view_layout
 from .recompute import find_recomputed
 
 
-class Parts:
+class GraphParts:
     """The parts of a graph from which kernels are made.
 
     `layouts` says how values lie in memory. `inlined` ops belong to each kernel that reads them; unless ops are to

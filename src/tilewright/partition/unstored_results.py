@@ -19,11 +19,11 @@ from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import PARTITION
 
 from .greedy import Group
-from .kernel_ops import Parts
+from .kernel_ops import GraphParts
 from .recompute import is_cheap, size_bytes
 
 
-def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> list[Group]:
+def without_recomputed(parts: GraphParts, groups: Sequence[Group], price: Price) -> list[Group]:
     """The groups without the ops whose results each reader makes again, which `parts` has as inlined from here on.
     Kernels that would have no legal form so (`price` raises IllegalSchedule) stay as they are."""
     ops = parts.graph.ops
@@ -47,7 +47,7 @@ def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> l
         gone -= refused
 
 
-def _is_legal(parts: Parts, before: Kernel, after: Kernel, price: Price) -> bool:
+def _is_legal(parts: GraphParts, before: Kernel, after: Kernel, price: Price) -> bool:
     if before.ops == after.ops and before.outputs == after.outputs:
         return True
     try:
@@ -60,7 +60,7 @@ def _is_legal(parts: Parts, before: Kernel, after: Kernel, price: Price) -> bool
 class _Search:
     """What is stored, and the ops that are `gone` from their groups, so far."""
 
-    def __init__(self, parts: Parts, groups: Sequence[Group], kernels: Sequence[Kernel]) -> None:
+    def __init__(self, parts: GraphParts, groups: Sequence[Group], kernels: Sequence[Kernel]) -> None:
         self.parts = parts
         self.group = {parts.graph.ops[n]: k for k, g in enumerate(groups) for n in g.places}
         self.stored = {v for kernel in kernels for v in kernel.outputs}

@@ -26,12 +26,12 @@ from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.tuning.search_limits import PRODUCTS, TRIAL
 
-from .build import Builder
+from .build import KernelBuilder
 from .prices import MeasuredCache, kernel_prices, rearranged
-from .replay_trial import ReplayTrial, Way
+from .replay_trial import ReplayContestant, ReplayTrial
 
 
-def choose_attention(graph: Graph, builder: Builder, device: str, options: Options) -> ChosenRegions:
+def choose_attention(graph: Graph, builder: KernelBuilder, device: str, options: Options) -> ChosenRegions:
     """The graph with kernels for attention of known sizes, where they are measured as faster at `device` than the
     library's call. Where nothing can be timed, nothing is chosen."""
     clock, solver = builder.backend.replay_clock(device), builder.solver
@@ -72,12 +72,12 @@ def _is_worth_timing(region: Region, decided: ChosenRegion) -> bool:
 
 
 def _ways(
-    region: Region, decided: ChosenRegion, graph: Graph, selected: Graph, builder: Builder
-) -> tuple[Way, Way]:
+    region: Region, decided: ChosenRegion, graph: Graph, selected: Graph, builder: KernelBuilder
+) -> tuple[ReplayContestant, ReplayContestant]:
     """The library's and ours."""
     solver, hints = builder.solver, builder.hints
     origins = {op.origin for op in region.own if op.origin >= 0}
     theirs = library_graph(region.graph(graph), origins, graph, selected)
-    return Way(partition(theirs, solver.price, hints, afar=solver.afar)), Way(
+    return ReplayContestant(partition(theirs, solver.price, hints, afar=solver.afar)), ReplayContestant(
         partition(with_kernels(decided), solver.price, hints)
     )

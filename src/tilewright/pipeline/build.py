@@ -19,7 +19,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.plan import Plan
 from tilewright.runtime.plan.executable import Executable, Guards
-from tilewright.runtime.plan.launch import Unit
+from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.runtime.plan.verified import Checks
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.scheduler import Scheduler
@@ -35,7 +35,7 @@ Clock = Callable[[Callable[[], object]], float]
 """Seconds of one run."""
 
 
-class Run(Protocol):
+class PhaseRunner(Protocol):
     """Runs a phase under a name."""
 
     def __call__(self, name: str, phase: Callable[[], T]) -> T:
@@ -53,12 +53,12 @@ class Kernels:
     """Kernels that are built: how each is scheduled, its number in the unit, and how many programs that has."""
 
     scheduled: Sequence[Scheduled] = ()
-    unit: Unit | None = None
+    unit: BuiltUnit | None = None
     numbers: Sequence[int] = ()
     programs: int = 0
 
 
-class Refused(KernelRefused):
+class RefusedKernels(KernelRefused):
     """`kernels` of a cover that the compiler behind us refuses, in its words."""
 
     def __init__(self, message: str, kernels: Sequence[Kernel]) -> None:
@@ -73,7 +73,7 @@ class Runnable:
 
     plan: Plan
     held: Sequence[Tensor]
-    unit: Unit | None
+    unit: BuiltUnit | None
     options: Options
     guards: Guards
     checks: Checks | None
@@ -96,10 +96,10 @@ class Backend(LoopBackend, Protocol):
         ...
 
     def built(
-        self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
     ) -> Kernels:
         """Some kernels, at least one, in one unit: scheduled, legalised, printed, built (or recalled) and loaded; each
-        of these goes by the builder's `run`. `once` and errors are as in `Builder.built`."""
+        of these goes by the builder's `run`. `once` and errors are as in `KernelBuilder.built`."""
         ...
 
     def legalise(self, program: TileProgram, target: Target) -> TileProgram:
@@ -128,11 +128,11 @@ class Backend(LoopBackend, Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Builder:
+class KernelBuilder:
     """Builds the kernels of covers for the machine and the sizes of `solver`. `ordinal` is the number of the device
     among its kind."""
 
-    run: Run
+    run: PhaseRunner
     backend: Backend
     solver: Solver
     decisions: Decisions
@@ -173,7 +173,7 @@ def name_refused(
     """The refusal of the kernels behind some programs. Where these are none, or all of several, it is no fault of
     kernels: the same as it was."""
     kernels = [kernel for kernel, _ in kernels_behind(steps, scheduled, programs)]
-    return Refused(refused.message, kernels) if 0 < len(kernels) < max(2, len(steps)) else refused
+    return RefusedKernels(refused.message, kernels) if 0 < len(kernels) < max(2, len(steps)) else refused
 
 
 def names_of(symbols: Iterable[Expr]) -> list[str]:

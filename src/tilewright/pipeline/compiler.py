@@ -50,12 +50,12 @@ from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import BUILDING
 
-from .build import Refused, names_of, number_kernels
+from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
 from .place import find_missing, machine_of, place_of
-from .state import Made, Request, State
-from .trace import Recorder, Trace
+from .state import CompileRequest, PlannedGraph, State
+from .trace import PhaseRecorder, Trace
 
 LOG = logging.getLogger("tilewright")
 
@@ -69,7 +69,7 @@ class Compilation:
 
     kind: str
     coverage: Coverage
-    recorder: Recorder
+    recorder: PhaseRecorder
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
     graphs: Graphs | None = None
@@ -162,7 +162,7 @@ def compile_fx(
     was captured (with a warning if the refusal is a defect of ours), and without a C++ compiler every op runs as a
     library call; the coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that
     the options name does not work."""
-    run = Recorder()
+    run = PhaseRecorder()
     with tracing_ends(run):
         guards = Guards(trusted, program.conditions if program is not None else ())
         ranges = program.ranges if program is not None else None
@@ -173,7 +173,7 @@ def compile_fx(
                 graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
                 with no_python_dispatcher():
                     shares, traced = output_shares(there), SizeHints(traced_sizes(there))
-                    asked = Request(run, options, place, shares, traced, _compile_body, trusted)
+                    asked = CompileRequest(run, options, place, shares, traced, _compile_body, trusted)
                     made = _generated(asked, graph)
                     _check_places(made.plan, placed_by_size(there, shares))
         except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
@@ -198,17 +198,17 @@ def _nothing(made: object) -> None:
 
 def as_captured(
     gm: fx.GraphModule, options: Options, reason: str, *, frozen: Mapping[str, Tensor] | None = None,
-    kind: str = "inference", recorder: Recorder | None = None,
+    kind: str = "inference", recorder: PhaseRecorder | None = None,
 ) -> Compiled:  # fmt: skip
     """A captured graph as it is, all of it library calls by need for one `reason`."""
-    made = Compilation(kind, captured_coverage(gm, reason), recorder or Recorder())
+    made = Compilation(kind, captured_coverage(gm, reason), recorder or PhaseRecorder())
     return _noted(gm, frozen or {}, Captured(gm, frozen or {}), made, options)
 
 
 def as_program(gm: fx.GraphModule, reason: str) -> tuple[Compiled, Callable[..., object]]:
     """A program as Dynamo captured it, all of it library calls by need for one `reason`; and what runs it in eager
     mode, with its own gradients."""
-    made = Compilation("program", captured_coverage(gm, reason), Recorder())
+    made = Compilation("program", captured_coverage(gm, reason), PhaseRecorder())
     STATS.fallbacks += 1
     done = Compiled(Captured(gm, {}), made)
     COMPILATIONS.add(done.executable, made)
@@ -241,12 +241,12 @@ def _on_host(graph: Graph) -> Graph:
     return replace(graph, constants=held)
 
 
-def _generated(asked: Request, graph: Graph) -> Made:
+def _generated(asked: CompileRequest, graph: Graph) -> PlannedGraph:
     """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
     for _ in range(BUILDING.max_graph_attempts):
         try:
             return _attempted(asked, graph)
-        except Refused as refused:
+        except RefusedKernels as refused:
             ops = [op for kernel in refused.kernels for op in kernel.ops]
             left = keep_as_calls(graph, (op.origin for op in ops), "a refused kernel")
             if asked.options.strict or left is graph:
@@ -257,7 +257,7 @@ def _generated(asked: Request, graph: Graph) -> Made:
     return _attempted(asked, graph)
 
 
-def _attempted(asked: Request, graph: Graph) -> Made:
+def _attempted(asked: CompileRequest, graph: Graph) -> PlannedGraph:
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
     run = asked.recorder
     missing = run("machine", lambda: find_missing(asked.options, asked.place.device))
@@ -270,14 +270,14 @@ def _attempted(asked: Request, graph: Graph) -> Made:
     return run("report", lambda: _reported(state), _nothing)
 
 
-def _begun(asked: Request, graph: Graph) -> State:
+def _begun(asked: CompileRequest, graph: Graph) -> State:
     machine = machine_of(asked.place, asked.options)
     return begin(
         asked, graph, Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine))
     )
 
 
-def _reported(state: State) -> Made:
+def _reported(state: State) -> PlannedGraph:
     """What the phases made, with reports of each kernel and call."""
     asked = state.request
     assert state.cover is not None and state.kernels is not None and state.plan is not None
@@ -299,10 +299,10 @@ def _reported(state: State) -> Made:
             for r, k in zip(reports, kernels, strict=True)
         )
     calls = calls_of(state.cover, state.captured.ops, sizes, partial(_call_seconds, state))
-    return Made(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
+    return PlannedGraph(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
 
 
-def _as_calls(asked: Request, graph: Graph) -> Made:
+def _as_calls(asked: CompileRequest, graph: Graph) -> PlannedGraph:
     """Every op as a library call."""
     run, place = asked.recorder, asked.place
     cover = run("partition", lambda: library_cover(graph))
@@ -312,16 +312,18 @@ def _as_calls(asked: Request, graph: Graph) -> Made:
         "plan",
         lambda: build_plan(cover, {}, (), asked.shares, lazy_hints=lazy_hints).on(place.device, place.host),
     )
-    return Made(cover, plan, calls=calls_of(cover, graph.ops, asked.traced.sizes, lambda step, ops: None))
+    return PlannedGraph(
+        cover, plan, calls=calls_of(cover, graph.ops, asked.traced.sizes, lambda step, ops: None)
+    )
 
 
-def _compile_body(asked: Request, body: Graph) -> tuple[Made, Executable]:
+def _compile_body(asked: CompileRequest, body: Graph) -> tuple[PlannedGraph, Executable]:
     """The body of a loop of a graph that is `asked` for."""
     options = asked.options
     made = _generated(
         replace(
             asked,
-            recorder=Recorder(),
+            recorder=PhaseRecorder(),
             options=options.replace(measure=False),  # products of ours run without Python between steps
             place=replace(asked.place, host=(), lazy_memory=False),
             shares=tuple(Share(Shares.NOTHING, k) for k in range(len(body.outputs))),

@@ -10,12 +10,12 @@ from tilewright.runtime.plan.verified import Level, checks_of
 
 from .backends import BACKENDS, backend_of
 from .build import Runnable
-from .state import Made
+from .state import PlannedGraph
 
 
 def executable(
-    made: Made, options: Options, *, guards: Guards = TRUSTED, saves: int | None = None, kind: str = "inference",
-    checked: Level | None = None,
+    made: PlannedGraph, options: Options, *, guards: Guards = TRUSTED, saves: int | None = None,
+    kind: str = "inference", checked: Level | None = None,
 ) -> Executable:  # fmt: skip
     """What runs a plan on its device. `saves`: the first result that is saved for a backward pass.
     `kind`: which graph of a program it is, for errors. `checked`: another level of checks than the option's."""

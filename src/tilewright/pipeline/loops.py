@@ -12,15 +12,15 @@ from tilewright.partition.loops.call import distinct, with_bodies
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.launch import Unit
+from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.target import Target
 
 
-class Made(Protocol):
+class CompiledBody(Protocol):
     """What compilation made of a body."""
 
     @property
-    def unit(self) -> Unit | None:
+    def unit(self) -> BuiltUnit | None:
         """Its kernels, built."""
         ...
 
@@ -30,7 +30,7 @@ class Made(Protocol):
         ...
 
 
-M = TypeVar("M", bound=Made)
+M = TypeVar("M", bound=CompiledBody)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

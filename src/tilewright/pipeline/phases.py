@@ -38,18 +38,18 @@ from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.cuda.convolutions import ConvolutionTimer
 from tilewright.runtime.own.product import maker
 from tilewright.runtime.own.timer import Timer
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
 from .attention import choose_attention
-from .build import Builder, in_silence, names_of, number_kernels
+from .build import KernelBuilder, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .products import choose_products
-from .state import Request, State
+from .state import CompileRequest, State
 
 LOG = logging.getLogger("tilewright")
 
@@ -81,13 +81,13 @@ class Phase:
             return state
 
 
-def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = None) -> State:
+def begin(asked: CompileRequest, graph: Graph, solver: Solver, store: ContentStore | None = None) -> State:
     """Before the first phase. The `solver` decides at sizes that are typical for the graph; `store` stands in for the
     one of the options."""
     typical = typical_sizes(graph, asked.traced)
     usual, rest = solver.at(typical), without_nothing(graph)
     grown = usual.at(typical.raised(SIZES.assumed_size, rest.symbols()))
-    memory = Store(default_root(asked.options)) if store is None else store
+    memory = ContentStore(default_root(asked.options)) if store is None else store
     decisions = Decisions(solver.target, memory, asked.options, typical.sizes)
     return State(asked, usual, grown, decisions, graph, rest)
 
@@ -161,10 +161,10 @@ def _times_products(state: State) -> bool:
     return wanted and place.backend.replay_clock(place.device) is not None
 
 
-def _quiet_builder(state: State) -> Builder:
+def _quiet_builder(state: State) -> KernelBuilder:
     """What builds kernels that are only timed."""
     place = state.request.place
-    return Builder(in_silence, place.backend, state.solver, state.decisions, place.ordinal)
+    return KernelBuilder(in_silence, place.backend, state.solver, state.decisions, place.ordinal)
 
 
 def _choose_attention(state: State) -> State:
@@ -209,7 +209,7 @@ def _lays_channels(state: State) -> bool:
 def _convolution_timer(state: State) -> ConvolutionTimer:
     asked = state.request
     return ConvolutionTimer(
-        state.target, Store(default_root(asked.options)), state.solver.hints, asked.place.device
+        state.target, ContentStore(default_root(asked.options)), state.solver.hints, asked.place.device
     )
 
 
@@ -226,7 +226,7 @@ def _normalise(state: State) -> State:
 
 def _specialise(state: State) -> State:
     asked, target = state.request, state.target
-    store = Store(default_root(asked.options))
+    store = ContentStore(default_root(asked.options))
     own = maker(target, store, asked.options, pack_lazily=asked.trusted)
     timer = Timer(target, store, asked.options, asked.traced.sizes) if asked.options.measure else None
     return state.with_graph(normalise(specialise(state.graph, target, own, timer), _evaluator(state)))
@@ -269,7 +269,9 @@ def _partition(state: State) -> State:
 def _make_kernels(state: State) -> State:
     assert state.cover is not None
     asked = state.request
-    builder = Builder(asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
+    builder = KernelBuilder(
+        asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal
+    )
     return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
 
 

@@ -19,7 +19,7 @@ from .build import Backend
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlace:
     """The device of a graph, and which of its inputs are CPU tensors all the same."""
 
     device: str
@@ -45,16 +45,16 @@ class Place:
         return torch.device(self.device).index or 0
 
 
-def place_of(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> Place:
+def place_of(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> DevicePlace:
     """Where a captured graph of this `kind` runs. Placeholders named in `frozen` are constants."""
     found = graph_device(gm)
     if found == "cpu":
-        return Place(found)
+        return DevicePlace(found)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     live = [k for k, name in enumerate(names) if name not in frozen]
     outside = set(host_inputs(gm))
     host = tuple(i for i, k in enumerate(live) if k in outside)
-    return Place(found, host, kind != "inference")
+    return DevicePlace(found, host, kind != "inference")
 
 
 def find_missing(options: Options, where: str) -> str:
@@ -66,6 +66,6 @@ def find_missing(options: Options, where: str) -> str:
     return backend.missing(where) if backend is not None else f"no code is generated for {where}"
 
 
-def machine_of(place: Place, options: Options) -> Target:
+def machine_of(place: DevicePlace, options: Options) -> Target:
     """The target behind a place, as the options let it compute."""
     return place.backend.target(place.device, options)

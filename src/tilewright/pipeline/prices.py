@@ -28,9 +28,9 @@ from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import PARTITION
 
-from .build import Builder, in_silence
-from .place import Place
-from .trial import Trial
+from .build import KernelBuilder, in_silence
+from .place import DevicePlace
+from .trial import CoverTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def choose_region_kernels(
     grown: Solver,
     options: Options,
     decisions: Decisions,
-    place: Place,
+    place: DevicePlace,
 ) -> ChosenRegions:
     """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
     are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
@@ -66,8 +66,8 @@ def choose_region_kernels(
     prices = kernel_prices(grown, None if grown is usual else kernel_prices(usual))
     cache: DecisionCache = decisions
     if options.measure and options.fusion == "full":
-        builder = Builder(in_silence, place.backend, grown, decisions)
-        prices = replace(prices, timed=Trial(builder, place.device))
+        builder = KernelBuilder(in_silence, place.backend, grown, decisions)
+        prices = replace(prices, timed=CoverTrial(builder, place.device))
         cache = MeasuredCache(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
     changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))

@@ -23,8 +23,8 @@ from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .build import Builder
-from .replay_trial import Way
+from .build import KernelBuilder
+from .replay_trial import ReplayContestant
 
 Rewrite = Callable[[Graph], Graph]
 """Gives an equal graph."""
@@ -110,14 +110,16 @@ def _grid_points(solution: Solution, solver: Solver) -> int:
     return math.prod(-(-solver.hints.estimate(c.axis.extent) // c.tile) for c in plans)
 
 
-def library_way(task: ProductTask, builder: Builder) -> Way:
+def library_way(task: ProductTask, builder: KernelBuilder) -> ReplayContestant:
     """With calls for products."""
-    return Way(partition(task.library, builder.solver.price, builder.hints, afar=builder.solver.afar))
+    return ReplayContestant(
+        partition(task.library, builder.solver.price, builder.hints, afar=builder.solver.afar)
+    )
 
 
 def ways_of(
-    task: ProductTask, proposals: Sequence[Proposal], builder: Builder
-) -> Iterator[tuple[Proposal, Way]]:
+    task: ProductTask, proposals: Sequence[Proposal], builder: KernelBuilder
+) -> Iterator[tuple[Proposal, ReplayContestant]]:
     """Ours, of those proposals that are the kernels that they should be."""
     solver, hints = builder.solver, builder.hints
     for proposal in proposals:
@@ -125,7 +127,7 @@ def ways_of(
         cover = partition(graph, solver.price, hints)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         if len(kernels) == len(cover.steps) == (1 if proposal.parts == 1 else 2):
-            yield proposal, Way(cover, {kernels[0]: proposal.solution.schedule})
+            yield proposal, ReplayContestant(cover, {kernels[0]: proposal.solution.schedule})
 
 
 def _as_kernels(task: ProductTask, parts: int) -> Graph:

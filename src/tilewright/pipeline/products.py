@@ -23,7 +23,7 @@ from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .build import Builder
+from .build import KernelBuilder
 from .product_ways import (
     ProductTask,
     Proposal,
@@ -41,7 +41,7 @@ LOG = logging.getLogger("tilewright")
 
 
 def choose_products(
-    graph: Graph, builder: Builder, device: str, seconds: float, improve: Rewrite = lambda graph: graph
+    graph: Graph, builder: KernelBuilder, device: str, seconds: float, improve: Rewrite = lambda graph: graph
 ) -> ChosenProducts:
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
     About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which

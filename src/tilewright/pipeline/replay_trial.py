@@ -27,9 +27,9 @@ from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import PRODUCTS
 
-from .build import Builder, Clock, Kernels, Refused, names_of, number_kernels
+from .build import Clock, KernelBuilder, Kernels, RefusedKernels, names_of, number_kernels
 from .executables import executable
-from .state import Made
+from .state import PlannedGraph
 from .trial import random_operand
 
 LOG = logging.getLogger("tilewright")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Way:
+class ReplayContestant:
     """A contestant: its cover, and the schedules of those of its kernels that are not solved."""
 
     cover: Cover
@@ -50,7 +50,7 @@ class Way:
         return [step for step in self.cover.steps if isinstance(step, Kernel)]
 
 
-Contest = Sequence[Way]
+Contest = Sequence[ReplayContestant]
 """Ways to compute the same, of the same values."""
 
 
@@ -58,7 +58,7 @@ Contest = Sequence[Way]
 class ReplayTrial:
     """Builds covers of known sizes with `builder`, and times them on `device` by `clock`."""
 
-    builder: Builder
+    builder: KernelBuilder
     device: str
     clock: Clock
 
@@ -85,7 +85,7 @@ class ReplayTrial:
         """Whether memory can be spared for two sets of what they read and make."""
         return 2 * self._bytes(ways, self.builder.hints) <= MODELS.max_timed_region_bytes
 
-    def _contest(self, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
+    def _contest(self, ways: Contest, runs: Mapping[ReplayContestant, Run]) -> list[float | None]:
         """Seconds at typical sizes. Where sizes may be others, what is faster than the first way there and slower at
         some of these has none."""
         found = self._at(self.builder.hints, ways, runs)
@@ -96,7 +96,7 @@ class ReplayTrial:
             left = [w for w, t in zip(left, times, strict=True) if theirs and t and t <= theirs]
         return [None if w in faster and w not in left else t for w, t in zip(ways, found, strict=True)]
 
-    def _other_sizes(self, way: Way) -> Iterator[SizeHints]:
+    def _other_sizes(self, way: ReplayContestant) -> Iterator[SizeHints]:
         """Some that all unknown sizes may have as well, as far as their ranges and memory allow."""
         symbols, hints = way.cover.graph.symbols(), self.builder.hints
         for factor in PRODUCTS.other_sizes if symbols else ():
@@ -105,7 +105,9 @@ class ReplayTrial:
             if 2 * self._bytes([way], other) <= MODELS.max_timed_region_bytes:
                 yield other
 
-    def _at(self, hints: SizeHints, ways: Contest, runs: Mapping[Way, Run]) -> list[float | None]:
+    def _at(
+        self, hints: SizeHints, ways: Contest, runs: Mapping[ReplayContestant, Run]
+    ) -> list[float | None]:
         """Seconds of each at some sizes; None for one whose results are not those of the first."""
         sets = self._sets(ways, hints)
         found: list[float | None] = []
@@ -125,19 +127,19 @@ class ReplayTrial:
             found.append(seconds)
         return found
 
-    def _given(self, way: Way, tensors: Mapping[Value, Tensor]) -> list[Argument]:
+    def _given(self, way: ReplayContestant, tensors: Mapping[Value, Tensor]) -> list[Argument]:
         return [tensors[v] for v in way.cover.graph.inputs if isinstance(v, Value)]
 
-    def _told(self, way: Way, seconds: float | None) -> str:
+    def _told(self, way: ReplayContestant, seconds: float | None) -> str:
         time = "not timed" if seconds is None else f"{seconds * 1e6:.3g} us"
         how = ", ".join(map(str, way.schedules.values())) or f"{len(way.cover.steps)} steps"
         return f"{time}: {how}"
 
-    def _seconds(self, way: Way, run: Run, sets: Sequence[Mapping[Value, Tensor]]) -> float:
+    def _seconds(self, way: ReplayContestant, run: Run, sets: Sequence[Mapping[Value, Tensor]]) -> float:
         turns = cycle([self._given(way, tensors) for tensors in sets])
         return self.clock(lambda: run([*next(turns)]))
 
-    def _runs(self, ways: Sequence[Way]) -> Iterator[tuple[Way, Run]]:
+    def _runs(self, ways: Sequence[ReplayContestant]) -> Iterator[tuple[ReplayContestant, Run]]:
         """What runs each way that builds."""
         left = list(ways)
         symbols = sorted({s for way in ways for s in way.cover.graph.symbols()}, key=repr)
@@ -146,7 +148,7 @@ class ReplayTrial:
             try:
                 built = replace(self.builder, given=given).built([w.cover for w in left], symbols, once=True)
                 break
-            except Refused as refused:
+            except RefusedKernels as refused:
                 kept = [w for w in left if not set(refused.kernels) & set(w.kernels)]
                 if len(kept) == len(left):
                     raise
@@ -155,14 +157,14 @@ class ReplayTrial:
         yield from self._bound(left, built, names_of(symbols))
 
     def _bound(
-        self, ways: Sequence[Way], built: Kernels, symbols: Sequence[str]
-    ) -> Iterator[tuple[Way, Run]]:
+        self, ways: Sequence[ReplayContestant], built: Kernels, symbols: Sequence[str]
+    ) -> Iterator[tuple[ReplayContestant, Run]]:
         options = self.builder.solver.options.replace(cuda_graphs=False, verify=False)
         numbers = iter(built.numbers)
         for way in ways:
             kernels = number_kernels(way.cover, [next(numbers) for _ in way.kernels])
             plan = build_plan(way.cover, kernels, symbols).on(self.device)
-            yield way, executable(Made(way.cover, plan, built.unit), options)
+            yield way, executable(PlannedGraph(way.cover, plan, built.unit), options)
 
     def _sets(self, ways: Contest, hints: SizeHints) -> list[dict[Value, Tensor]]:
         """Sets of operands, so many that those of a run have left the last cache when their turn comes again."""

@@ -15,30 +15,30 @@ from tilewright.plan import Plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.launch import Unit
+from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 
 from .build import Kernels
 from .loops import Bodies
-from .place import Place
-from .trace import Recorder
+from .place import DevicePlace
+from .trace import PhaseRecorder
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PlannedGraph:
     """What the phases behind capture hand to the executable."""
 
     cover: Cover
     plan: Plan
-    unit: Unit | None = None
+    unit: BuiltUnit | None = None
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
-    bodies: tuple[Made, ...] = ()
+    bodies: tuple[PlannedGraph, ...] = ()
     """Of loops."""
 
-    def beside(self, found: Bodies[Made]) -> Made:
+    def beside(self, found: Bodies[PlannedGraph]) -> PlannedGraph:
         """The same with what the bodies of loops became."""
         kernels = (*self.kernels, *(k for b in (*found.bodies, *found.more) for k in b.kernels))
         calls = (*self.calls, *(c for b in found.bodies for c in b.calls))
@@ -54,22 +54,22 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class CompileRequest:
     """What is asked for beside the graph: how, where, whose memory its outputs may be (`shares`), the sizes that it was
     `traced` with. A caller who is `trusted` checks sizes and types on each call. A graph that is `repeated` runs step
     by step, many times; `compile_body` makes such a one of the body of a loop."""
 
-    recorder: Recorder
+    recorder: PhaseRecorder
     options: Options
-    place: Place
+    place: DevicePlace
     shares: tuple[Share, ...]
     traced: SizeHints
-    compile_body: Callable[[Request, Graph], tuple[Made, Executable]]
+    compile_body: Callable[[CompileRequest, Graph], tuple[PlannedGraph, Executable]]
     trusted: bool = False
     repeated: bool = False
 
 
-def _no_bodies() -> Bodies[Made]:
+def _no_bodies() -> Bodies[PlannedGraph]:
     return Bodies()
 
 
@@ -78,7 +78,7 @@ class State:
     """A graph on its way to code that runs. The `solver` decides at typical sizes, `grown` at those at which the
     kernels of whole regions are chosen."""
 
-    request: Request
+    request: CompileRequest
     solver: Solver
     grown: Solver
     decisions: Decisions
@@ -87,7 +87,7 @@ class State:
     """The captured one, as the phases so far have rewritten it."""
     regions: ChosenRegions | None = None
     products: ChosenProducts | None = None
-    bodies: Bodies[Made] = field(default_factory=_no_bodies)
+    bodies: Bodies[PlannedGraph] = field(default_factory=_no_bodies)
     cover: Cover | None = None
     kernels: Kernels | None = None
     plan: Plan | None = None

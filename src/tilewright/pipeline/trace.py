@@ -42,7 +42,7 @@ class Trace:
         return "\n".join(f"{p.name:<12}{p.seconds * 1e3:9.1f} ms" for p in self.phases)
 
 
-class Recorder:
+class PhaseRecorder:
     """Runs phases and writes the trace."""
 
     def __init__(self) -> None:

@@ -22,18 +22,18 @@ from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import COMPARISON, TRIAL
 
-from .build import Builder, Clock, names_of, number_kernels
+from .build import Clock, KernelBuilder, names_of, number_kernels
 from .executables import executable
-from .state import Made
+from .state import PlannedGraph
 
 LOG = logging.getLogger("tilewright")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class CoverTrial:
     """Times covers with kernels by `builder` on `device`, for its typical sizes."""
 
-    builder: Builder
+    builder: KernelBuilder
     device: str
 
     def __call__(self, covers: Sequence[Graph]) -> list[float] | None:
@@ -94,7 +94,7 @@ class Trial:
             count = sum(isinstance(step, Kernel) for step in cover.steps)
             kernels = number_kernels(cover, built.numbers[first : first + count])
             plan = build_plan(cover, kernels, names_of(symbols)).on(self.device)
-            ready = executable(Made(cover, plan, built.unit), solver.options)
+            ready = executable(PlannedGraph(cover, plan, built.unit), solver.options)
             made.append(lambda ready=ready: ready([*tensors]))
             first += count
         return made

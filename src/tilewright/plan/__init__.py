@@ -4,7 +4,7 @@ from .build import build_plan
 from .data import (
     Binding,
     Buffer,
-    Call,
+    CallStep,
     Copy,
     Home,
     Launch,
@@ -12,7 +12,7 @@ from .data import (
     Measure,
     Part,
     Plan,
-    Segment,
+    PlanSegment,
     Spec,
     View,
 )
@@ -20,7 +20,7 @@ from .data import (
 __all__ = [
     "Binding",
     "Buffer",
-    "Call",
+    "CallStep",
     "Copy",
     "Home",
     "Launch",
@@ -28,7 +28,7 @@ __all__ = [
     "Measure",
     "Part",
     "Plan",
-    "Segment",
+    "PlanSegment",
     "Spec",
     "View",
     "build_plan",

@@ -8,7 +8,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.sizes import dims
 
-from .data import Binding, Buffer, Call, Part, Plan, Segment, Spec
+from .data import Binding, Buffer, CallStep, Part, Plan, PlanSegment, Spec
 
 
 def symbol_name(s: Expr) -> str:
@@ -80,8 +80,8 @@ def _check(buffers: Sequence[Buffer], known: set[str]) -> None:
         raise VerifyError(f"nothing determines the sizes {', '.join(sorted(missing))}", phase="plan")
 
 
-def _results_of_the_measured_call(segment: Segment) -> set[int]:
+def _results_of_the_measured_call(segment: PlanSegment) -> set[int]:
     """A segment that measures ends with the call whose results tell the sizes. All of them may have these sizes: one
     result tells a size, and the others have it too."""
     last = segment.steps[-1] if segment.measures and segment.steps else None
-    return set(last.outputs) if isinstance(last, Call) else set()
+    return set(last.outputs) if isinstance(last, CallStep) else set()

@@ -15,7 +15,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.ir.sizes import dims
 
 from .bind import bind_symbols, check_bound, names_in, symbol_name
-from .data import Buffer, Call, Copy, Home, Launch, Launches, Measure, Plan, Segment, Spec, Step, View
+from .data import Buffer, CallStep, Copy, Home, Launch, Launches, Measure, Plan, PlanSegment, Spec, Step, View
 from .lazy_allocation import is_worth_it, touched, with_makes, with_own_memory
 from .verify import check_memory
 
@@ -67,7 +67,7 @@ class _Builder:
         self.shares = tuple(shares if shares is not None else alone)
         self.buffers: list[Buffer] = []
         self.number: dict[Value, int] = {}
-        self.segments: list[Segment] = []
+        self.segments: list[PlanSegment] = []
         self.steps: list[Step] = []
         self.shown: set[int] = set()
         """View buffers that already have a tensor."""
@@ -101,7 +101,7 @@ class _Builder:
             self.clock += 1
         outputs = self._outputs()
         self._writes()
-        self.segments.append(Segment(tuple(self.steps)))
+        self.segments.append(PlanSegment(tuple(self.steps)))
         self._own_what_crosses()
         for operands in self.started.values():
             self._own(operands)
@@ -249,12 +249,12 @@ class _Builder:
             if e.op == "symbol" and symbol_name(e) not in known:
                 fresh.append(Measure(symbol_name(e), outputs[-1], -1))
         self.steps.append(
-            Call(call, inputs, tuple(outputs), alias is None, self.core_ns(step), self._place(op.origin))
+            CallStep(call, inputs, tuple(outputs), alias is None, self.core_ns(step), self._place(op.origin))
         )
         if fresh:
             known |= {m.symbol for m in fresh}
             self.segments.append(
-                Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values()))
+                PlanSegment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values()))
             )
             self.steps = []
 
@@ -366,8 +366,8 @@ def _reused(call: LibraryCall) -> int | None:
 
 
 def _with_frees(
-    segments: Sequence[Segment], buffers: Sequence[Buffer], returned: set[int]
-) -> tuple[Segment, ...]:
+    segments: Sequence[PlanSegment], buffers: Sequence[Buffer], returned: set[int]
+) -> tuple[PlanSegment, ...]:
     """Segments with the buffers that each step uses last (results of library calls, views, inputs)."""
 
     def chain(b: int) -> set[int]:
@@ -380,7 +380,7 @@ def _with_frees(
     seen = {x for b in returned for x in chain(b)}
     seen |= {m.buffer for s in segments for m in s.measures}
     releasable = (Home.LIBRARY, Home.VIEW, Home.INPUT, Home.OUTPUT)
-    out: list[Segment] = []
+    out: list[PlanSegment] = []
     for segment in reversed(segments):
         frees: list[tuple[int, ...]] = []
         for step in reversed(segment.steps):

@@ -104,7 +104,7 @@ class Launches:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallStep:
     """Run a library call on `inputs`; its results become `outputs`, tensors first.
 
     With `guarded`, it is not known whether a result may be the memory of an operand. One core takes
@@ -133,11 +133,11 @@ class Copy:
     source: int
 
 
-Step = Launches | Call | View | Copy
+Step = Launches | CallStep | View | Copy
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PlanSegment:
     """Steps whose sizes are all known once `measures` of the segments before have been taken.
 
     `frees[i]` are the buffers that nothing needs after step i and whose memory is then given back."""
@@ -163,7 +163,7 @@ class Plan:
     arguments: tuple[int, ...]
     bindings: tuple[Binding, ...]
     buffers: tuple[Buffer, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[PlanSegment, ...]
     outputs: tuple[int | Expr | None, ...]
     written: tuple[int, ...] = ()
     symbols: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ def _show(step: Step) -> str:
             return "launch " + "; ".join(
                 f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches
             )
-        case Call():
+        case CallStep():
             made = ", ".join(f"b{o}" for o in step.outputs)
             return f"{made} = {step.call.name}({', '.join(f'b{i}' for i in step.inputs)})"
         case View():

@@ -15,12 +15,12 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import MEMORY
 
-from .data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
+from .data import Buffer, CallStep, Copy, Home, Launches, PlanSegment, Step, View
 
 
-def is_worth_it(segments: Sequence[Segment], buffers: Sequence[Buffer], hints: SizeHints) -> bool:
+def is_worth_it(segments: Sequence[PlanSegment], buffers: Sequence[Buffer], hints: SizeHints) -> bool:
     """Whether anything waits between kernels, so that memory comes and goes, or an arena would be large."""
-    waits = any(isinstance(step, Call) for segment in segments for step in segment.steps)
+    waits = any(isinstance(step, CallStep) for segment in segments for step in segment.steps)
     return waits or any(_is_large(b, hints) for b in buffers)
 
 
@@ -29,10 +29,10 @@ def with_own_memory(buffers: Sequence[Buffer], hints: SizeHints) -> tuple[Buffer
     return tuple(replace(b, home=Home.OUTPUT) if _is_large(b, hints) else b for b in buffers)
 
 
-def with_makes(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> tuple[Segment, ...]:
+def with_makes(segments: Sequence[PlanSegment], buffers: Sequence[Buffer]) -> tuple[PlanSegment, ...]:
     """Segments that say in front of which step each tensor of their own is made."""
     made: set[int] = set()
-    out: list[Segment] = []
+    out: list[PlanSegment] = []
     for segment in segments:
         makes: list[tuple[int, ...]] = []
         for step in segment.steps:
@@ -49,7 +49,7 @@ def touched(step: Step) -> tuple[int, ...]:
     match step:
         case Launches():
             return tuple(p for launch in step.launches for p in launch.params)
-        case Call():
+        case CallStep():
             return (*step.inputs, *step.outputs)
         case View():
             return (step.buffer,)

@@ -21,7 +21,7 @@ from tilewright.ir.text.values import Json, Reader, Writer, find_op, op_name
 from .data import (
     Binding,
     Buffer,
-    Call,
+    CallStep,
     Copy,
     Home,
     Launch,
@@ -29,7 +29,7 @@ from .data import (
     Measure,
     Part,
     Plan,
-    Segment,
+    PlanSegment,
     Spec,
     View,
 )
@@ -40,8 +40,8 @@ FORMAT = 2
 _CLASSES: dict[str, type] = {
     c.__name__: c
     for c in (
-        Binding, Buffer, Call, Copy, DType, Home, Launch, Launches, Measure, Operand, Part, Plan, Precondition,
-        Segment, Spec, TypeKind, View,
+        Binding, Buffer, CallStep, Copy, DType, Home, Launch, Launches, Measure, Operand, Part, Plan, Precondition,
+        PlanSegment, Spec, TypeKind, View,
     )
 }  # fmt: skip
 _COMPILING = frozenset({"task", "spare", "refused"})

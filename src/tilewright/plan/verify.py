@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from tilewright.errors import VerifyError
 from tilewright.ir.graph import LibraryCall, Operand
 
-from .data import Call, Copy, Home, Launch, Launches, Plan, Segment, Step, View
+from .data import CallStep, Copy, Home, Launch, Launches, Plan, PlanSegment, Step, View
 
 _GIVEN = (Home.INPUT, Home.CONSTANT)
 
@@ -76,7 +76,7 @@ class _Walk:
 
     # --- steps ---
 
-    def segment(self, number: int, segment: Segment) -> None:
+    def segment(self, number: int, segment: PlanSegment) -> None:
         """Go through a segment."""
         self.number, self.clock = number, 0
         if not segment.makes:
@@ -171,7 +171,7 @@ def _accesses(step: Step) -> Iterator[_Access]:
         case Launches():
             for x in step.launches:
                 yield _launch(x)
-        case Call():
+        case CallStep():
             written = tuple(step.inputs[k] for k in written_operands(step.call) if k < len(step.inputs))
             yield f"{step.call.name} {step.place}".rstrip(), step.inputs, written, step.outputs
         case View():

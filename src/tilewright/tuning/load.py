@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from tilewright.errors import InputError
 
 
-class Record(Protocol):
+class DataRecord(Protocol):
     """A dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=DataRecord)
 
 FILES = ("cpu.json", "gpu.json", "common.json")
 UNITS = frozenset(

@@ -15,7 +15,7 @@ from tests.support.normal_graph import capture, made_by, results
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.analysis.dependence.properties import Region, properties
+from tilewright.analysis.dependence.properties import ConstantRegion, properties
 from tilewright.interp.graph import run_values
 from tilewright.ir.expr import walk
 from tilewright.ir.graph import Graph, Value
@@ -33,7 +33,7 @@ def masked(
     return graph, results(graph)[0]
 
 
-def minus_infinity(graph: Graph, v: Value) -> list[Region]:
+def minus_infinity(graph: Graph, v: Value) -> list[ConstantRegion]:
     return [r for r in properties(graph.ops).regions[v] if r.constant.value == -INF]
 
 
@@ -221,7 +221,7 @@ def test_a_negative_factor_turns_the_mask():
 
 def softmax_regions(
     run: Callable[[Tensor], Tensor], dynamic: Sequence[dict[int, str]] = ()
-) -> dict[float, Region]:
+) -> dict[float, ConstantRegion]:
     graph, v = masked(lambda s: torch.softmax(run(s), -1), dynamic=dynamic)
     check(graph, properties(graph.ops), [torch.randn(Q, K)])
     return {r.constant.value: r for r in properties(graph.ops).regions[v]}  # type: ignore[misc]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.analysis.dependence.properties import Properties, Region
+from tilewright.analysis.dependence.properties import ConstantRegion, Properties
 from tilewright.interp import FLOATS
 from tilewright.interp.algebra import Array
 from tilewright.interp.evaluate import Evaluator, Symbols
@@ -81,7 +81,7 @@ def inputs(name: str, heads: int, queries: int, keys: int, depth: int) -> list[T
     return [torch.randn(s) if k < 3 else torch.rand(s) + 0.01 for k, s in enumerate(shapes)]
 
 
-def elements(region: Region, v: Value, values: Mapping[Value, Array], symbols: Symbols) -> Array:
+def elements(region: ConstantRegion, v: Value, values: Mapping[Value, Array], symbols: Symbols) -> Array:
     """Where the condition of a region of `v` holds, by evaluating it everywhere."""
     shape = values[v].shape
     places = np.indices(shape, sparse=True)

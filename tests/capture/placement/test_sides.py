@@ -20,7 +20,7 @@ from tilewright.capture.autograd.saved import first_saved, mark_saved
 from tilewright.capture.opaque import Runner
 from tilewright.capture.placement.device import graph_device, tensors
 from tilewright.capture.placement.moved import moved
-from tilewright.capture.placement.sides import Stage, around_sides, stages
+from tilewright.capture.placement.sides import SideStage, around_sides, stages
 from tilewright.errors import UnsupportedError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, as_captured, compile_fx
@@ -439,5 +439,5 @@ def test_memory_of_another_stage_is_known_through_views() -> None:
 def test_stage_is_frozen() -> None:
     gm = traced(lambda x, y: [x + 1, y + 1], (X, Y), ("cuda", "cpu"))
     first, second = stages(gm)
-    assert isinstance(first, Stage) and first.takes == ("y_1",) and second.takes == ("x_1",)
+    assert isinstance(first, SideStage) and first.takes == ("y_1",) and second.takes == ("x_1",)
     assert all(not is_there(t) for n in first.gm.graph.nodes for t in tensors(n))

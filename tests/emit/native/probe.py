@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tilewright.options import Options
 from tilewright.runtime.cpu import toolchain
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import preset
 
 Array = npt.NDArray[np.generic]
@@ -29,7 +29,7 @@ NAMES = {
 INTEGERS = ("i8", "i16", "i32", "i64", "u8")
 FLOATS = ("float", "double")
 ISAS = ("x86-64", "x86-64-v3", "x86-64-v4")
-_STORE = Store(None)
+_STORE = ContentStore(None)
 
 
 def clang() -> str | None:

@@ -77,7 +77,7 @@ def test_a_file_serves_all_lengths(name: str, tmp_path: Path) -> None:
     path = export(module, inputs, tmp_path, name, dynamic=True)
     assert [p.name for p in tmp_path.iterdir()] == [f"{name}.onnx"]
     theirs = measure.onnxruntime(measure.Workload(name, path, inputs), 1)
-    assert isinstance(theirs, measure.Built)
+    assert isinstance(theirs, measure.BuiltPeer)
     ours = tilewright.compile(path, inputs)
     for compiled in (theirs.call, ours):
         draws = [s.inputs(name, dtype=torch.float32) for s in (first, second)]

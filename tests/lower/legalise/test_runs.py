@@ -11,7 +11,7 @@ from tilewright.interp.program import run_program
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import axis, integer
 from tilewright.ir.program import Load, Loop, Stmt, Store, TileProgram, rewrite_body
-from tilewright.ir.selection import Run
+from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.target import preset
@@ -34,7 +34,7 @@ def copied(first: int) -> TileProgram:
     return replace(program, body=(replace(loop, start=integer(first), stop=integer(first + 128), body=body),))
 
 
-def told(program: TileProgram) -> list[tuple[Run, ...]]:
+def told(program: TileProgram) -> list[tuple[ElementRun, ...]]:
     """The runs of the accesses of a program, as they are legalised."""
     made = legalise_for_gpu(program, GPU).statements()
     return [s.runs for s in made if isinstance(s, (Load, Store))]
@@ -43,7 +43,7 @@ def told(program: TileProgram) -> list[tuple[Run, ...]]:
 def test_accesses_of_blocks_that_begin_evenly_have_runs() -> None:
     program = copied(64)
     (loop,) = program.loops()
-    assert told(program) == [(Run(loop.axis, 8, 8),)] * 2
+    assert told(program) == [(ElementRun(loop.axis, 8, 8),)] * 2
     assert told(copied(3)) == [(), ()], "eight elements from 3 on lie in two places"
 
 

@@ -34,7 +34,7 @@ from tilewright.rewrite.split.merge_laws import (
     moments_of_parts,
     of_states,
 )
-from tilewright.rewrite.split.parts import Cut, Parts, split_reduction
+from tilewright.rewrite.split.parts import Cut, ReductionParts, split_reduction
 
 ROWS, COUNT = 3, 4
 SIMPLE = [sum_(f32), product(f32), maximum(f32), minimum(i64), any_(), all_(), argmax(f32), argmin(i64)]
@@ -53,7 +53,7 @@ def reduced(reduction: Reduction, x: np.ndarray, law: MergeLaw | None) -> list[n
     else:
         cut = Cut.into(whole, COUNT)
         assert cut.part is not None and cut.element is not None
-        parts = Parts(kept, (cut.part,), (cut.element,), cut.inside)
+        parts = ReductionParts(kept, (cut.part,), (cut.element,), cut.inside)
         body = [substitute(b, {axis(whole): cut.place}) for b in body]
         part, merge = split_reduction(body, parts, law)
         left = parts.values(10, part.dtypes)

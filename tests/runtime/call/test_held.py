@@ -16,13 +16,13 @@ from tilewright.runtime.call import held
 from tilewright.runtime.call.fast_path import Surroundings
 from tilewright.runtime.call.held import Compare, Held, comparer
 from tilewright.runtime.cpu.kernels import launchers
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 
 
 @pytest.fixture(autouse=True, params=["versions", "names"])
 def _attached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options()
-    launchers(Store(default_root(options)), options)
+    launchers(ContentStore(default_root(options)), options)
     if request.param == "names":
         monkeypatch.setattr(held, "VERSION", 0)
 

@@ -19,9 +19,9 @@ from tests.runtime.child_process import script, within
 
 from tilewright.options import Options
 from tilewright.runtime.cpu import pool, toolchain
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
-_STORE = Store(None)
+_STORE = ContentStore(None)
 LONGEST_ALONE = 0.4
 """Seconds, somewhat more than `longest_lone_ns`."""
 

@@ -16,11 +16,11 @@ import tilewright
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
-from tilewright.plan import Call, Launches, Plan
+from tilewright.plan import CallStep, Launches, Plan
 from tilewright.plan.bind import names_in
 from tilewright.runtime.cpu import pool
 from tilewright.runtime.plan import steps
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import preset
 
 
@@ -89,7 +89,7 @@ def times_of(plan: Plan) -> list[Expr | None]:
         for step in segment.steps:
             if isinstance(step, Launches):
                 found += [x.core_ns for x in step.launches]
-            elif isinstance(step, Call):
+            elif isinstance(step, CallStep):
                 found.append(step.core_ns)
     return found
 
@@ -117,7 +117,7 @@ def test_only_cores_that_other_programs_use_have_a_limit() -> None:
 
 @pytest.fixture
 def threads() -> pool.Pool:
-    return pool.pool(Store(None), Options())
+    return pool.pool(ContentStore(None), Options())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -19,17 +19,17 @@ from tilewright.emit.source import Source
 from tilewright.errors import BuildError, CompilerMissing
 from tilewright.options import Options
 from tilewright.runtime.cpu import toolchain
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import MemoryKind, preset
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }'
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContentStore:
     """Builds for it are builds, not what another test has built."""
     monkeypatch.setattr(toolchain, "_run_compiler", RUN_COMPILER)
-    return Store(tmp_path / "kernels")
+    return ContentStore(tmp_path / "kernels")
 
 
 def fake_compiler(folder: Path, script: str, name: str = "fake++") -> str:
@@ -91,7 +91,7 @@ def test_a_named_compiler_must_work(tmp_path: Path) -> None:
             toolchain.find_compiler(Options(compiler=name))
 
 
-def test_build_without_compiler(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_compiler(store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
@@ -190,24 +190,24 @@ def test_counts(text: str, count: int) -> None:
 # --- build and load --------------------------------------------------------
 
 
-def test_build_load_and_reuse(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_load_and_reuse(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     target = toolchain.host_target()
     source = Source("cpp", ANSWER, ("answer",))
     path = toolchain.build([source], target, store, Options())
     assert toolchain.load(path).answer() == 42
     assert (path.parent / "unit0.cpp").read_text() == ANSWER
     monkeypatch.setattr(toolchain, "_run_compiler", None)  # must not be needed
-    assert toolchain.build([source], target, Store(store.root), Options()) == path
+    assert toolchain.build([source], target, ContentStore(store.root), Options()) == path
 
 
-def test_two_units_are_linked(store: Store) -> None:
+def test_two_units_are_linked(store: ContentStore) -> None:
     first = 'extern "C" int half(); ' + ANSWER.replace("return 42", "return 2 * half()")
     second = 'extern "C" int half() { return 21; }'
     path = toolchain.build_texts([first, second], toolchain.host_target().compiler_flags, store, Options())
     assert toolchain.load(path).answer() == 42
 
 
-def test_key_sees_everything(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_sees_everything(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {toolchain.build_texts([ANSWER], (), store, Options())}
     paths.add(toolchain.build_texts([ANSWER + "\n"], (), store, Options()))
     paths.add(toolchain.build_texts([ANSWER], preset("x86-64").compiler_flags, store, Options()))
@@ -217,13 +217,13 @@ def test_key_sees_everything(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(paths) == 5
 
 
-def test_generated_code_may_include_the_header(store: Store) -> None:
+def test_generated_code_may_include_the_header(store: ContentStore) -> None:
     text = '#include "vec.h"\n' + ANSWER.replace("42", "int(tw::reduce_add(tw::splat<float, 4>(10.5f)))")
     path = toolchain.build_texts([text], toolchain.host_target().compiler_flags, store, Options())
     assert toolchain.load(path).answer() == 42
 
 
-def test_symbols_stay_inside(store: Store) -> None:
+def test_symbols_stay_inside(store: ContentStore) -> None:
     library = toolchain.load(
         toolchain.build_texts([ANSWER + "\nint hidden() { return 1; }"], (), store, Options())
     )
@@ -234,7 +234,7 @@ def test_symbols_stay_inside(store: Store) -> None:
 
 
 @pytest.mark.parametrize("units", [1, 2])
-def test_wrong_code(store: Store, units: int) -> None:
+def test_wrong_code(store: ContentStore, units: int) -> None:
     texts = ["int f() { return nonsense; }", ANSWER][:units]
     with pytest.raises(BuildError, match="nonsense") as caught:
         toolchain.build_texts(texts, (), store, Options())
@@ -242,7 +242,7 @@ def test_wrong_code(store: Store, units: int) -> None:
     assert store.root is not None and not any(store.root.glob("*/*/unit.so"))
 
 
-def test_missing_symbol_fails_on_load(store: Store) -> None:
+def test_missing_symbol_fails_on_load(store: ContentStore) -> None:
     text = 'extern "C" int nowhere(); ' + ANSWER.replace("42", "nowhere()")
     path = toolchain.build_texts([text], (), store, Options())
     with pytest.raises(BuildError, match="nowhere"):
@@ -257,20 +257,20 @@ def test_not_a_library(tmp_path: Path) -> None:
         toolchain.load(tmp_path / "absent.so")
 
 
-def test_compiler_that_hangs(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_hangs(store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = 'case "$1" in --version) echo slow;; *) exec sleep 60;; esac'
     monkeypatch.setattr(toolchain, "BUILD_LIMITS", replace(toolchain.BUILD_LIMITS, max_cpp_seconds=0.3))
     with pytest.raises(BuildError, match="took over"):
         toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
 
 
-def test_compiler_that_writes_nothing(store: Store, tmp_path: Path) -> None:
+def test_compiler_that_writes_nothing(store: ContentStore, tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path, "echo version")
     with pytest.raises(BuildError):
         toolchain.build_texts([ANSWER], (), store, Options(compiler=compiler))
 
 
-def test_compiler_that_dies(store: Store, tmp_path: Path) -> None:
+def test_compiler_that_dies(store: ContentStore, tmp_path: Path) -> None:
     program = 'case "$1" in --version) echo dying;; *) kill -11 $$;; esac'
     with pytest.raises(BuildError, match="exit status"):
         toolchain.build_texts([ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
@@ -283,7 +283,7 @@ def test_first_errors() -> None:
     assert toolchain.first_errors("") == ""
 
 
-def test_one_build_for_many(store: Store, tmp_path: Path) -> None:
+def test_one_build_for_many(store: ContentStore, tmp_path: Path) -> None:
     """Threads that want the same unit at once: the compiler runs once."""
     real = toolchain.find_compiler(Options())
     assert real is not None and real.family in ("gcc", "clang")
@@ -295,7 +295,7 @@ def test_one_build_for_many(store: Store, tmp_path: Path) -> None:
     paths: list[Path] = []
 
     def build() -> None:
-        paths.append(toolchain.build_texts([ANSWER], (), Store(store.root), options))
+        paths.append(toolchain.build_texts([ANSWER], (), ContentStore(store.root), options))
 
     threads = [threading.Thread(target=build) for _ in range(6)]
     for t in threads:
@@ -318,7 +318,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert [run.communicate(timeout=60)[0].strip() for run in runs] == [b"42"] * 3
 
 
-def test_full_disk_for_building(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_for_building(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "no space left on device")
 
@@ -332,5 +332,5 @@ def test_read_only_cache(tmp_path: Path) -> None:
     """A cache folder that is a file: the unit is built and used all the same."""
     (tmp_path / "kernels").write_text("")
     with pytest.warns(UserWarning, match="kernel cache"):
-        path = toolchain.build_texts([ANSWER], (), Store(tmp_path / "kernels"), Options())
+        path = toolchain.build_texts([ANSWER], (), ContentStore(tmp_path / "kernels"), Options())
     assert toolchain.load(path).answer() == 42

@@ -15,10 +15,10 @@ from tilewright.errors import BuildError, KernelRefused
 from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda import triton_compat, workers
 from tilewright.runtime.cuda.binary import resources
-from tilewright.runtime.cuda.build import Built, build_kernels, job_of
+from tilewright.runtime.cuda.build import BuiltKernel, build_kernels, job_of
 from tilewright.runtime.cuda.job import Job, KernelFacts
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import preset
 
 pytestmark = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
@@ -26,17 +26,17 @@ HOPPER = preset("sm_90")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "kernels")
+def store(tmp_path: Path) -> ContentStore:
+    return ContentStore(tmp_path / "kernels")
 
 
-def only(store: Store, source: object, target: str = "sm_90") -> Built:
+def only(store: ContentStore, source: object, target: str = "sm_90") -> BuiltKernel:
     (built,) = build_kernels([source], preset(target), store)  # type: ignore[list-item]
     return built
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
-def test_cubin(store: Store, name: str) -> None:
+def test_cubin(store: ContentStore, name: str) -> None:
     built = only(store, scaled(Variant(True, False)), name)
     assert built.code.startswith(b"\x7fELF") and f".target sm_{name[3:]}" in built.assembly
     assert built.facts.entry == "k0" and built.facts.threads == 128 and built.facts.hidden >= 0
@@ -44,13 +44,13 @@ def test_cubin(store: Store, name: str) -> None:
     assert ".v4." in built.assembly
 
 
-def test_hsaco(store: Store) -> None:
+def test_hsaco(store: ContentStore) -> None:
     built = only(store, scaled(), "gfx942")
     assert built.code.startswith(b"\x7fELF") and "gfx942" in built.assembly
     assert built.facts.threads == 256 and built.facts.registers and built.facts.spills == 0
 
 
-def test_facts_decide_the_width_of_accesses(store: Store) -> None:
+def test_facts_decide_the_width_of_accesses(store: ContentStore) -> None:
     aligned, generic, wide = build_kernels(
         [scaled(v) for v in (Variant(True, False), Variant(False, False), Variant(False, True))],
         HOPPER,
@@ -60,7 +60,7 @@ def test_facts_decide_the_width_of_accesses(store: Store) -> None:
     assert ".param .u32" in generic.assembly and ".param .u32" not in wide.assembly
 
 
-def test_the_store_keeps_what_was_built(store: Store) -> None:
+def test_the_store_keeps_what_was_built(store: ContentStore) -> None:
     STATS.reset()
     first = build_kernels([scaled(), scaled(), product(64)], HOPPER, store)
     assert STATS.triton == 2 and STATS.cache_hits == 0 and first[0].folder == first[1].folder
@@ -74,7 +74,7 @@ def test_the_store_keeps_what_was_built(store: Store) -> None:
     assert only(store, scaled()).code.startswith(b"\x7fELF")
 
 
-def test_shared_memory_above_the_limit_is_refused(store: Store) -> None:
+def test_shared_memory_above_the_limit_is_refused(store: ContentStore) -> None:
     fits = only(store, product(128))
     assert 64 << 10 < fits.facts.shared <= 227 << 10
     with pytest.raises(BuildError, match=rf"needs {fits.facts.shared} bytes of shared memory, gfx0 has 1000"):
@@ -90,7 +90,7 @@ def test_shared_memory_above_the_limit_is_refused(store: Store) -> None:
         ("(", "SyntaxError"),
     ],
 )
-def test_what_triton_says_is_in_the_error(store: Store, change: str, words: str) -> None:
+def test_what_triton_says_is_in_the_error(store: ContentStore, change: str, words: str) -> None:
     bad = replace(scaled(), text=scaled().text + f"    {change}\n")
     with pytest.raises(BuildError, match=words):
         build_kernels([bad, scaled()], HOPPER, store)
@@ -98,21 +98,23 @@ def test_what_triton_says_is_in_the_error(store: Store, change: str, words: str)
     assert only(store, scaled()) and STATS.triton == 0, "the good one was built beside the bad one"
 
 
-def test_all_kernels_that_are_refused_are_named(store: Store) -> None:
+def test_all_kernels_that_are_refused_are_named(store: ContentStore) -> None:
     bad = [replace(scaled(), text=scaled().text + f"    no_such_{n}\n") for n in range(2)]
     with pytest.raises(KernelRefused, match="no_such_0") as caught:
         build_kernels([bad[0], scaled(), bad[1], bad[0]], HOPPER, store)
     assert caught.value.kernels == (0, 2, 3)
 
 
-def test_a_worker_that_dies_is_replaced(store: Store) -> None:
+def test_a_worker_that_dies_is_replaced(store: ContentStore) -> None:
     deadly = replace(scaled(), text="import os\nos._exit(3)\n" + scaled().text)
     with pytest.raises(BuildError, match="died"):
         only(store, deadly)
     assert only(store, scaled())
 
 
-def test_what_kills_the_packing_pass_is_built_without(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_kills_the_packing_pass_is_built_without(
+    store: ContentStore, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = (
         "import os",
         "from triton._C.libtriton import llvm",
@@ -127,7 +129,7 @@ def test_what_kills_the_packing_pass_is_built_without(store: Store, caplog: pyte
 
 
 def test_a_kernel_that_a_pass_refuses_is_built_without(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: ContentStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = (
         "from triton._C.libtriton import passes",
@@ -139,13 +141,15 @@ def test_a_kernel_that_a_pass_refuses_is_built_without(
     assert f"Triton failed over kernel {fragile.entry}, which is built again" in caplog.text
 
 
-def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_ended(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "BUILD_LIMITS", replace(workers.BUILD_LIMITS, max_triton_seconds=0.2))
     with pytest.raises(BuildError, match="took over"):
         only(store, replace(scaled(), text="import time\ntime.sleep(60)\n" + scaled().text))
 
 
-def test_settings_of_triton_do_not_reach_workers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_triton_do_not_reach_workers(
+    store: ContentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     own = workers.Workers(1)
     try:
@@ -191,7 +195,7 @@ def test_jobs_and_facts_are_checked() -> None:
         KernelFacts.from_json('{"shared": 1}')
 
 
-def test_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_compat, "version", lambda: None)
     with pytest.raises(BuildError, match="not installed"):
         build_kernels([scaled()], HOPPER, store)

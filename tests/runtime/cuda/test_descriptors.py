@@ -18,7 +18,7 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant
-from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.driver import Device, DriverError
 from tilewright.runtime.cuda.job import Box, KernelFacts
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler
@@ -71,8 +71,8 @@ def described(kernel: int, variant: Variant) -> TritonSource:
 
 @pytest.fixture
 def unit(gpu: Device, tmp_path: Path) -> CudaUnit:
-    def build(sources: Sequence[TritonSource]) -> list[Built]:
-        found: list[Built] = []
+    def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
+        found: list[BuiltKernel] = []
         for source in sources:
             folder = tmp_path / f"{tmp_path.name}{source.entry}"
             folder.mkdir()
@@ -81,7 +81,7 @@ def unit(gpu: Device, tmp_path: Path) -> CudaUnit:
             (folder / "kernel.bin").write_bytes(str(arguments).encode() + b"\0")
             facts = KernelFacts(source.entry, 100, 128, 2, 1, 0, "3.6", boxes)
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
-            found.append(Built(folder, facts))
+            found.append(BuiltKernel(folder, facts))
         return found
 
     return CudaUnit((program(),), ("m", "n"), VariantCompiler(described, build), gpu)

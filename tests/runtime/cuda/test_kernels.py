@@ -24,11 +24,11 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant, aligning
 from tilewright.options import Options
 from tilewright.runtime.cuda import kernels
-from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.driver import Device, Driver, DriverError, DriverOutOfMemory
 from tilewright.runtime.cuda.job import KernelFacts
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 
 STREAM = 0x5EED
 
@@ -44,8 +44,8 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
     """Builds nothing: the image says how many arguments there are, the name which variant it is."""
     made: list[TritonSource] = []
 
-    def build(sources: Sequence[TritonSource]) -> list[Built]:
-        found: list[Built] = []
+    def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
+        found: list[BuiltKernel] = []
         for source in sources:
             folder = tmp_path / f"{tmp_path.name}{len(made)}"
             folder.mkdir()
@@ -53,7 +53,7 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
             facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
-            found.append(Built(folder, facts))
+            found.append(BuiltKernel(folder, facts))
         return found
 
     build.made = made  # type: ignore[attr-defined]
@@ -304,10 +304,10 @@ def test_without_bundles(
 def test_no_driver(tmp_path: Path) -> None:
     options = Options()
     with pytest.raises(BuildError, match="cannot be used"):
-        Driver(Store(default_root(options)), options, str(tmp_path / "libnone.so"))
+        Driver(ContentStore(default_root(options)), options, str(tmp_path / "libnone.so"))
     other = Driver.__new__(Driver)
     with pytest.raises(BuildError, match="cuInit"):
-        other.__init__(Store(default_root(options)), options, "libm.so.6")  # type: ignore[misc]
+        other.__init__(ContentStore(default_root(options)), options, "libm.so.6")  # type: ignore[misc]
 
 
 def test_the_first_bucket_that_serves_is_taken(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:

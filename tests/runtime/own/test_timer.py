@@ -21,14 +21,14 @@ from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.timer import Timer
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.tuning.search_limits import TIMER
 
 ROWS = symbol("rows")
 X = Value(0, (ROWS, dims.integer(256)), f32)
 
 
-def timer(store: Store, **sizes: int) -> Timer:
+def timer(store: ContentStore, **sizes: int) -> Timer:
     return Timer(host_target(), store, Options.make({}), sizes)
 
 
@@ -49,7 +49,7 @@ def fail(x: Tensor) -> Tensor:
 
 
 def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
-    store = Store(tmp_path / "kernels")
+    store = ContentStore(tmp_path / "kernels")
     ways = [
         candidate("a", slow(0.006)),
         candidate("b", slow(0.002)),
@@ -59,7 +59,7 @@ def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
     for _ in range(TIMER.max_measurements):  # on a busy machine one is not enough
         assert timer(store).measure("task", ways) == "b"
     assert timer(store).known_choice("task") == "b"
-    assert timer(Store(tmp_path / "kernels")).known_choice("task") == "b"
+    assert timer(ContentStore(tmp_path / "kernels")).known_choice("task") == "b"
     assert timer(store).known_choice("another task") is None
 
 
@@ -70,7 +70,7 @@ def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
 
 
 def test_a_noisy_choice_is_not_final() -> None:
-    store = Store(None)
+    store = ContentStore(None)
     ways = [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))]
     for _ in range(TIMER.max_measurements - 1):
         assert timer(store).measure("task", ways) == "a"
@@ -79,7 +79,7 @@ def test_a_noisy_choice_is_not_final() -> None:
     assert measuring(store).known_choice("task") == "a"
 
 
-def measuring(store: Store) -> Timer:
+def measuring(store: ContentStore) -> Timer:
     """The timer of a compilation that has measured something."""
     made = timer(store)
     made.measure("another", [candidate("a", slow(0.001))])
@@ -87,13 +87,13 @@ def measuring(store: Store) -> Timer:
 
 
 def test_a_compilation_that_knows_every_choice_measures_nothing() -> None:
-    store = Store(None)
+    store = ContentStore(None)
     timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
     assert timer(store).known_choice("task") == "a"
 
 
 def test_one_compilation_repeats_few_measurements() -> None:
-    store = Store(None)
+    store = ContentStore(None)
     for task in ("first", "second"):
         timer(store).measure(task, [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
     later = measuring(store)
@@ -101,7 +101,7 @@ def test_one_compilation_repeats_few_measurements() -> None:
 
 
 def test_the_best_times_of_all_trials_count() -> None:
-    store = Store(None)
+    store = ContentStore(None)
     timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.03))])
     again = [candidate("a", slow(0.05)), candidate("b", slow(0.03))]
     assert timer(store).measure("task", again) == "a"
@@ -113,13 +113,13 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
 
     with caplog.at_level("WARNING", "tilewright"):
         ways = [candidate("a", fail), candidate("b", broken), candidate("c", slow(0.001))]
-        assert timer(Store(None)).measure("task", ways) == "c"
+        assert timer(ContentStore(None)).measure("task", ways) == "c"
     (record,) = caplog.records
     assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
 
 
 def test_other_threads_are_another_choice() -> None:
-    store = Store(None)
+    store = ContentStore(None)
     for _ in range(TIMER.max_measurements):
         timer(store).measure("task", [candidate("a", slow(0.001))])
     assert timer(store).known_choice("task") == "a"
@@ -130,12 +130,12 @@ def test_other_threads_are_another_choice() -> None:
 def test_a_pass_behind_a_way_counts() -> None:
     huge = Pass(Value(1, (dims.integer(1 << 22),), f32), 400)
     ways = [candidate("a", slow(0.001), huge), candidate("b", slow(0.002))]
-    assert timer(Store(None)).measure("task", ways) == "b"
+    assert timer(ContentStore(None)).measure("task", ways) == "b"
 
 
 def test_what_is_faster_than_memory_did_not_do_the_work() -> None:
     ways = [candidate("honest", lambda x: x * 2), candidate("empty", lambda x: x)]
-    assert timer(Store(None), rows=1 << 16).measure("task", ways) == "honest"
+    assert timer(ContentStore(None), rows=1 << 16).measure("task", ways) == "honest"
 
 
 def test_ways_see_operands_of_the_example_sizes() -> None:
@@ -145,12 +145,12 @@ def test_ways_see_operands_of_the_example_sizes() -> None:
         seen.add(x.shape)
         return x
 
-    timer(Store(None), rows=77).measure("task", [candidate("a", look)])
+    timer(ContentStore(None), rows=77).measure("task", [candidate("a", look)])
     assert seen == {torch.Size([77, 256])}
 
 
 def test_if_all_fail_the_first_is_named() -> None:
-    assert timer(Store(None)).measure("task", [candidate("a", fail), candidate("b", fail)]) == "a"
+    assert timer(ContentStore(None)).measure("task", [candidate("a", fail), candidate("b", fail)]) == "a"
 
 
 @pytest.mark.parametrize("measure", [True, False])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.errors import BrokenPromise
 from tilewright.ir.graph import LibraryCall
-from tilewright.plan import Call
+from tilewright.plan import CallStep
 from tilewright.runtime.plan.call_results import Promise, receiving
 
 Kernel = Callable[..., Any]
@@ -158,7 +158,7 @@ def test_statistics_in_half_types(half: torch.dtype) -> None:
 def test_a_number_in_the_hosts_memory_stays_there_unless_a_kernel_reads_it() -> None:
     """As the state of the generator does that an attention op with dropout leaves."""
     call = LibraryCall("op", torch.sin, (), ())
-    step = Call(call, (), (0,))
+    step = CallStep(call, (), (0,))
     promise = Promise(torch.int64, torch.device("cuda:0"), 0, (), ())
     seed = torch.tensor(7)
     tensors: list[Tensor | None] = [seed]

@@ -15,13 +15,13 @@ from tilewright.options import Options
 from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.plan import reading
 from tilewright.runtime.plan.reading import Lies, Reader, reader
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 
 
 @pytest.fixture(autouse=True)
 def _attached() -> None:
     options = Options()
-    launchers(Store(default_root(options)), options)
+    launchers(ContentStore(default_root(options)), options)
 
 
 def reading_of(tensors: Sequence[Tensor], *, compare: bool = False) -> Reader:

@@ -20,15 +20,15 @@ from tests.runtime.child_process import script
 from tilewright.errors import BuildError, CacheWarning
 from tilewright.options import Options
 from tilewright.runtime.store import cache
-from tilewright.runtime.store.cache import MANIFEST, Store, default_root, digest
+from tilewright.runtime.store.cache import MANIFEST, ContentStore, default_root, digest
 
 KEY = digest("a kernel")
 FILES = {"unit.so": b"\x7fELF machine code", "unit0.cpp": b"int f();"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "kernels")
+def store(tmp_path: Path) -> ContentStore:
+    return ContentStore(tmp_path / "kernels")
 
 
 def test_digest_separates_its_parts() -> None:
@@ -37,19 +37,19 @@ def test_digest_separates_its_parts() -> None:
     assert len(digest()) == 64
 
 
-def test_put_and_get(store: Store, tmp_path: Path) -> None:
+def test_put_and_get(store: ContentStore, tmp_path: Path) -> None:
     assert store.get(KEY) is None
     (tmp_path / "big").write_bytes(b"from a file")
     folder = store.put(KEY, {**FILES, "copied.bin": tmp_path / "big"})
     assert store.get(KEY) == folder
     assert (folder / "unit.so").read_bytes() == FILES["unit.so"]
     assert (folder / "copied.bin").read_bytes() == b"from a file"
-    assert Store(store.root).get(KEY) == folder
+    assert ContentStore(store.root).get(KEY) == folder
     assert store.root is not None and store.root.stat().st_mode & 0o777 == 0o700
     assert not list((store.root / "staging").iterdir())
 
 
-def test_first_entry_stands(store: Store) -> None:
+def test_first_entry_stands(store: ContentStore) -> None:
     first = store.put(KEY, FILES)
     assert store.put(KEY, {"unit.so": b"other"}) == first
     assert (first / "unit.so").read_bytes() == FILES["unit.so"]
@@ -58,7 +58,7 @@ def test_first_entry_stands(store: Store) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncate", "flip", "remove", "manifest", "no manifest", "not json", "odd name"]
 )
-def test_half_an_entry_is_no_entry(store: Store, damage: str) -> None:
+def test_half_an_entry_is_no_entry(store: ContentStore, damage: str) -> None:
     folder = store.put(KEY, FILES)
     unit, manifest = folder / "unit.so", folder / MANIFEST
     if damage == "truncate":
@@ -81,7 +81,7 @@ def test_half_an_entry_is_no_entry(store: Store, damage: str) -> None:
     assert (folder / "unit.so").read_bytes() == FILES["unit.so"]
 
 
-def test_a_file_in_the_way(store: Store) -> None:
+def test_a_file_in_the_way(store: ContentStore) -> None:
     folder = store.put(KEY, FILES)
     for file in folder.iterdir():
         file.unlink()
@@ -92,23 +92,23 @@ def test_a_file_in_the_way(store: Store) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "short", "../" + "a" * 40, "A" * 64, "g" * 64])
-def test_keys_are_digests(store: Store, key: str) -> None:
+def test_keys_are_digests(store: ContentStore, key: str) -> None:
     with pytest.raises(ValueError, match="key"):
         store.get(key)
 
 
 @pytest.mark.parametrize("name", ["../x", "", ".hidden", "a/b", MANIFEST, "a b"])
-def test_names_are_plain(store: Store, name: str) -> None:
+def test_names_are_plain(store: ContentStore, name: str) -> None:
     with pytest.raises(ValueError, match="name"):
         store.put(KEY, {name: b""})
 
 
 def test_without_a_root(tmp_path: Path) -> None:
-    store = Store(None)
+    store = ContentStore(None)
     folder = store.put(KEY, FILES)
     assert store.get(KEY) == folder
     assert (folder / "unit.so").read_bytes() == FILES["unit.so"]
-    assert Store(None).get(KEY) is None
+    assert ContentStore(None).get(KEY) is None
     with store.single_flight(KEY):
         pass
 
@@ -120,7 +120,7 @@ def test_default_root(tmp_path: Path) -> None:
     assert usual is not None and usual.is_absolute()
 
 
-def off_with_one_warning(store: Store, match: str) -> None:
+def off_with_one_warning(store: ContentStore, match: str) -> None:
     """The store still gives out entries, from a private place, and warns once."""
     with pytest.warns(CacheWarning, match=match) as seen:
         folder = store.put(KEY, FILES)
@@ -137,29 +137,29 @@ def test_open_to_others(tmp_path: Path) -> None:
     root = tmp_path / "kernels"
     root.mkdir()
     root.chmod(0o777)
-    off_with_one_warning(Store(root), "others")
+    off_with_one_warning(ContentStore(root), "others")
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    off_with_one_warning(Store(tmp_path / "link"), "not a directory")
+    off_with_one_warning(ContentStore(tmp_path / "link"), "not a directory")
 
 
 def test_another_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    off_with_one_warning(Store(tmp_path / "kernels"), "another user")
+    off_with_one_warning(ContentStore(tmp_path / "kernels"), "another user")
 
 
 def test_a_root_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    off_with_one_warning(Store(tmp_path / "file" / "kernels"), "hold")
+    off_with_one_warning(ContentStore(tmp_path / "file" / "kernels"), "hold")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("call", ["replace", "fsync", "mkdir", "open"])
 def test_file_system_errors(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """Any call inside the store's folder fails; outside it, the disk is fine."""
     store.put(digest("before"), FILES)
@@ -187,7 +187,7 @@ def test_file_system_errors(
     off_with_one_warning(store, "cannot")
 
 
-def test_unreadable_entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_entry(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(KEY, FILES)
 
     def stale(_: Path) -> bytes:
@@ -204,10 +204,10 @@ def test_no_place_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(cache, "_private_directory", full)
     with pytest.raises(BuildError, match="no space"):
-        Store(None).put(KEY, FILES)
+        ContentStore(None).put(KEY, FILES)
 
 
-def test_old_leftovers_are_removed(store: Store) -> None:
+def test_old_leftovers_are_removed(store: ContentStore) -> None:
     assert store.root is not None
     store.put(digest("first"), FILES)
     old, new = store.root / "staging" / "old", store.root / "staging" / "new"
@@ -215,29 +215,29 @@ def test_old_leftovers_are_removed(store: Store) -> None:
         left.mkdir()
         (left / "file").write_text("")
     os.utime(old, (0, 0))
-    Store(store.root).put(KEY, FILES)
+    ContentStore(store.root).put(KEY, FILES)
     assert not old.exists()
     assert new.exists()
 
 
-def test_a_large_store_drops_what_is_unused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_store_drops_what_is_unused(store: ContentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "STORE", replace(cache.STORE, max_bytes=10_000))
     keys = [digest(str(i)) for i in range(6)]
     for age, key in enumerate(keys):
         folder = store.put(key, {"unit.so": bytes(2500)})
         os.utime(folder / MANIFEST, (age + 1, age + 1))
     assert store.get(keys[0]) is not None  # used now
-    Store(store.root).put(digest("new"), {"unit.so": b""})
-    left = [Store(store.root).get(key) is not None for key in keys]
+    ContentStore(store.root).put(digest("new"), {"unit.so": b""})
+    left = [ContentStore(store.root).get(key) is not None for key in keys]
     assert left == [True, False, False, False, False, True]
 
 
-def test_single_flight(store: Store) -> None:
+def test_single_flight(store: ContentStore) -> None:
     inside: list[int] = []
     most: list[int] = []
 
     def build() -> None:
-        with Store(store.root).single_flight(KEY):
+        with ContentStore(store.root).single_flight(KEY):
             inside.append(1)
             most.append(len(inside))
             time.sleep(0.01)
@@ -251,14 +251,14 @@ def test_single_flight(store: Store) -> None:
     assert most == [1] * 8
 
 
-def test_a_lock_that_is_never_released(store: Store) -> None:
+def test_a_lock_that_is_never_released(store: ContentStore) -> None:
     with store.single_flight(KEY):
         start = time.monotonic()
-        with Store(store.root).single_flight(KEY, timeout=0.1):
+        with ContentStore(store.root).single_flight(KEY, timeout=0.1):
             assert 0.05 < time.monotonic() - start < 5
 
 
-def test_failure_inside_a_flight_frees_the_lock(store: Store) -> None:
+def test_failure_inside_a_flight_frees_the_lock(store: ContentStore) -> None:
     with pytest.raises(ZeroDivisionError), store.single_flight(KEY):
         raise ZeroDivisionError
     with store.single_flight(KEY, timeout=0.5):
@@ -300,7 +300,7 @@ def test_killed_writers_leave_whole_entries(tmp_path: Path, rounds: int) -> None
             w.communicate()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            store = Store(root)
+            store = ContentStore(root)
             for key in keys:
                 folder = store.get(key)
                 if folder is not None:

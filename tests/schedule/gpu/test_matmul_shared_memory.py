@@ -17,7 +17,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule.gpu import matmul
-from tilewright.schedule.gpu.matmul import ProductBlocks, Products, shared_bytes
+from tilewright.schedule.gpu.matmul import BlockProducts, ProductBlocks, shared_bytes
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import MemoryKind, preset
@@ -41,7 +41,7 @@ def estimate(scheduled: Scheduled) -> int:
         pytest.skip("the form was changed")
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
     streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED)
-    known = Products(form, (), tuple(tiles), streamed, tiles, tuple(sums))
+    known = BlockProducts(form, (), tuple(tiles), streamed, tiles, tuple(sums))
     return shared_bytes(
         known,
         ProductBlocks(

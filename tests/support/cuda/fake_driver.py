@@ -11,7 +11,7 @@ import pytest
 from tilewright.options import Options
 from tilewright.runtime.cuda import kernels
 from tilewright.runtime.cuda.driver import Device, Driver
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 
 STREAM = 0x5EED
 NUMBERS = (
@@ -41,4 +41,4 @@ def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
 @pytest.fixture
 def gpu(fake: ctypes.CDLL, library: Path) -> Device:
     options = Options()
-    return Device(Driver(Store(default_root(options)), options, str(library)), 1)
+    return Device(Driver(ContentStore(default_root(options)), options, str(library)), 1)

@@ -27,10 +27,10 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegion, ChosenRegions
 from tilewright.partition.cover import partition
 from tilewright.pipeline.phases import begin, phases_before, run_phases
-from tilewright.pipeline.place import Place
-from tilewright.pipeline.state import Request
-from tilewright.pipeline.trace import Recorder
-from tilewright.runtime.store.cache import Store
+from tilewright.pipeline.place import DevicePlace
+from tilewright.pipeline.state import CompileRequest
+from tilewright.pipeline.trace import PhaseRecorder
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -100,10 +100,12 @@ def compiled(
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
     solver = Solver(replace(preset(machine), launch_seconds=launch), given)
-    captured, recorder = from_fx(gm), Recorder()
-    asked = Request(recorder, given, Place("cuda:0"), (), SizeHints(traced_sizes(gm)), cast(Any, None))
+    captured, recorder = from_fx(gm), PhaseRecorder()
+    asked = CompileRequest(
+        recorder, given, DevicePlace("cuda:0"), (), SizeHints(traced_sizes(gm)), cast(Any, None)
+    )
     phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
-    state = run_phases(begin(asked, captured, solver, Store(None)), phases)
+    state = run_phases(begin(asked, captured, solver, ContentStore(None)), phases)
     cover = partition(state.graph, state.solver.price, state.solver.hints)
     assert all(isinstance(step, Kernel) for step in cover.steps), "a library call is left"
     kernels = [state.solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]

@@ -17,7 +17,7 @@ from tilewright.ir.sizes import dims
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AxisDigits:
     """Digits of axis `axis` from place value `step` on, `count` in all, stand at place value `stride` of a dim."""
 
     axis: Axis
@@ -32,7 +32,7 @@ class DimAccess:
     (some function of `axes`), "data" (wherever data says)."""
 
     kind: Literal["fixed", "pieces", "window", "loose", "data"]
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[AxisDigits, ...] = ()
     axes: tuple[Axis, ...] = ()
 
 
@@ -52,12 +52,12 @@ def access_of(index: Expr, extent: Expr, reduced: frozenset[Axis]) -> DimAccess:
     return DimAccess("loose", axes=used)
 
 
-def pieces_of(index: Expr, extent: Expr) -> tuple[Piece, ...] | None:
+def pieces_of(index: Expr, extent: Expr) -> tuple[AxisDigits, ...] | None:
     """The pieces, lowest first, of an index that runs once over all of a dim of `extent`, or over one of its equal
     parts (a chunk); None if it does neither."""
     fixed = {m: c for m, c in dims.linear(index).items() if not any(axes_of(atom) for atom in m)}
     left = [_piece(m, c) for m, c in dims.linear(index).items() if m not in fixed]
-    chain: list[Piece] = []
+    chain: list[AxisDigits] = []
     at = dims.ONE
     while left:
         following = next((p for p in left if p is not None and dims.equal(p.stride, at)), None)
@@ -71,13 +71,13 @@ def pieces_of(index: Expr, extent: Expr) -> tuple[Piece, ...] | None:
     return tuple(chain) if aligned else None
 
 
-def _piece(monomial: tuple[Expr, ...], factor: int) -> Piece | None:
+def _piece(monomial: tuple[Expr, ...], factor: int) -> AxisDigits | None:
     moving = [a for a in monomial if axes_of(a)]
     if factor <= 0 or len(moving) != 1:
         return None
     stride = dims.mul(dims.integer(factor), *(a for a in monomial if a is not moving[0]))
     digits = _digits(moving[0])
-    return None if digits is None else Piece(*digits, stride)
+    return None if digits is None else AxisDigits(*digits, stride)
 
 
 def _digits(e: Expr) -> tuple[Axis, Expr, Expr] | None:

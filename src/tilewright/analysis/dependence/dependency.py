@@ -20,7 +20,7 @@ from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 
-from .axis_access import DimAccess, Piece, access_of, strides_between
+from .axis_access import AxisDigits, DimAccess, access_of, strides_between
 
 
 class Dependency(IntEnum):
@@ -127,16 +127,16 @@ class _Analysis:
             found |= {(at, a): None for a in (*op.expr.axes, *op.expr.reduce)}
         return [n for n in found if _extent(n) is not dims.ONE]
 
-    def output_pieces(self) -> Iterable[tuple[Node, int, Piece]]:
+    def output_pieces(self) -> Iterable[tuple[Node, int, AxisDigits]]:
         """Output dims as pieces: all digits of an axis."""
         for at, op in enumerate(self.ops):
             assert op.expr is not None
             for v in op.outputs:
                 for d, a in enumerate(op.expr.axes):
                     if a.extent is not dims.ONE:
-                        yield (v, d), at, Piece(a, dims.ONE, a.extent, dims.ONE)
+                        yield (v, d), at, AxisDigits(a, dims.ONE, a.extent, dims.ONE)
 
-    def pieces(self) -> list[tuple[Node, int, Piece]]:
+    def pieces(self) -> list[tuple[Node, int, AxisDigits]]:
         return [*self.output_pieces(), *((x.dim, x.at, p) for x in self.links for p in x.access.pieces)]
 
     # --- digits

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.value.constant_regions import Region, Regions, ValueAnalysis
+from tilewright.analysis.value.constant_regions import ConstantRegion, Regions, ValueAnalysis
 from tilewright.analysis.value.interval import Interval, Sign
 from tilewright.analysis.value.sign import Known, sign_of, signs_of
 from tilewright.ir.expr import Axis, Expr
@@ -94,6 +94,22 @@ def parallelism(ops: Sequence[Op], outputs: Sequence[Value], target_tile: int = 
 
 
 __all__ = [
-    "NO_CLASS", "Dependency", "DimClasses", "Interval", "Known", "Properties", "Region", "Regions", "Sign", "Size",
-    "classes_of", "parallel_classes", "parallelism", "properties", "sign_of", "signs_of", "size", "unread",
+    "NO_CLASS",
+    "ConstantRegion",
+    "Dependency",
+    "DimClasses",
+    "Interval",
+    "Known",
+    "Properties",
+    "Regions",
+    "Sign",
+    "Size",
+    "classes_of",
+    "parallel_classes",
+    "parallelism",
+    "properties",
+    "sign_of",
+    "signs_of",
+    "size",
+    "unread",
 ]  # fmt: skip

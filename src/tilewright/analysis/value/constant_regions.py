@@ -25,7 +25,7 @@ from .sign import Signs, of_type, reduction_signs
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ConstantRegion:
     """Elements are `constant` wherever `condition` holds. The condition is over the axes i0, i1, ... of the value (of
     the op, for elements of a reduction) and may read data: `read(n, index)` is the value with id n."""
 
@@ -33,7 +33,7 @@ class Region:
     constant: Expr
 
 
-Regions = tuple[Region, ...]
+Regions = tuple[ConstantRegion, ...]
 
 
 class ValueAnalysis:
@@ -92,12 +92,12 @@ class ValueAnalysis:
 
     def exported(self, cases: Cases) -> Regions:
         """The constant cases, by what is known of their conditions without opaque tests."""
-        found: list[Region] = []
+        found: list[ConstantRegion] = []
         for c in cases:
             if c.value.op == "const":
                 clear = frozenset(t for t in c.condition if not any(_is_opaque(x) for x in t))
                 if clear:
-                    found.append(Region(conditions.as_expr(clear), c.value))
+                    found.append(ConstantRegion(conditions.as_expr(clear), c.value))
         return tuple(sorted(found, key=repr))
 
     # --- reductions

@@ -2,7 +2,7 @@
 
 from . import attention, contract, index, pointwise, reduce, resample, view
 from .decompose import decompositions, preserve_resampling, undropped
-from .registry import TABLE, Call, Entry, NoDeclaration, lower, to_dtype, to_torch
+from .registry import TABLE, Call, NoDeclaration, OpEntry, lower, to_dtype, to_torch
 
 FAMILIES = (attention, contract, index, pointwise, reduce, resample, view)
 """The files whose import fills the table."""
@@ -11,8 +11,8 @@ __all__ = [
     "FAMILIES",
     "TABLE",
     "Call",
-    "Entry",
     "NoDeclaration",
+    "OpEntry",
     "decompositions",
     "lower",
     "preserve_resampling",

@@ -58,7 +58,7 @@ def to_torch(d: DType) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OpEntry:
     """One line of the table: how to declare an op, whether it is a pure view, why its library call may be chosen, and
     which argument of a convolution is its bias (-1: none)."""
 
@@ -68,7 +68,7 @@ class Entry:
     bias: int = -1
 
 
-TABLE: dict[object, Entry] = {}
+TABLE: dict[object, OpEntry] = {}
 
 
 def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = -1) -> Callable[[R], R]:
@@ -79,7 +79,7 @@ def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = 
         for overload in overloads:
             if overload in TABLE:
                 raise ValueError(f"{overload} is registered twice")
-            TABLE[overload] = Entry(rule, view, reason, bias)
+            TABLE[overload] = OpEntry(rule, view, reason, bias)
         return rule
 
     return register

@@ -64,7 +64,7 @@ class Seen:
     effects: bool = False
 
 
-class Recorder(threading.local):
+class GraphRecorder(threading.local):
     """Where this thread's calls are written down while `seen` is set. With `stop`, graphs do not run at all."""
 
     seen: Seen | None = None
@@ -72,7 +72,7 @@ class Recorder(threading.local):
 
 
 class Compiling(Exception):
-    """Raised by a graph instead of running, under `Recorder.stop`."""
+    """Raised by a graph instead of running, under `GraphRecorder.stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def through_autograd(
     builders: Builders,
     *,
     freeze: bool,
-    recorder: Recorder | None = None,
+    recorder: GraphRecorder | None = None,
 ) -> Callable[..., object]:
     """The callable for Dynamo.
 
@@ -243,14 +243,14 @@ def _keep_saved() -> ViewAndMutationMeta | None:
     return context.fw_metadata
 
 
-def _eagerly(gm: fx.GraphModule, builders: Builders, recorder: Recorder | None) -> Callable[..., object]:
+def _eagerly(gm: fx.GraphModule, builders: Builders, recorder: GraphRecorder | None) -> Callable[..., object]:
     """The program in eager mode. Raises Compiling where no graph may run."""
     if recorder is not None and recorder.stop:
         raise Compiling
     return builders.eager(gm, "inputs that it writes lie together in memory in another way than compiled for")
 
 
-def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:
+def _boxed(runner: Runner, kind: str, recorder: GraphRecorder | None) -> Runner:
     if recorder is None and kind != "backward" and getattr(runner, "_boxed_call", False):
         plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
         return runner if plain is None else plain()
@@ -272,7 +272,9 @@ def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:
     return run
 
 
-def _observed(compiled: Callable[..., object], recorder: Recorder, effects: bool) -> Callable[..., object]:
+def _observed(
+    compiled: Callable[..., object], recorder: GraphRecorder, effects: bool
+) -> Callable[..., object]:
     boxed = bool(getattr(compiled, "_boxed_call", False))
 
     def run(*args: object) -> object:

@@ -3,15 +3,15 @@
 from .bind import bind_inputs, typical_shapes
 from .module import InputSpec, OnnxModule, load
 from .nested import Flat, FlatSplit, Nesting, flatten_inputs
-from .split import Segment, Split, split
+from .split import ModelSegment, Split, split
 
 __all__ = [
     "Flat",
     "FlatSplit",
     "InputSpec",
+    "ModelSegment",
     "Nesting",
     "OnnxModule",
-    "Segment",
     "Split",
     "bind_inputs",
     "flatten_inputs",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .split import Segment, Split
+from .split import ModelSegment, Split
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FlatSplit:
         self.nesting = nesting
 
     @property
-    def segments(self) -> Sequence[Segment]:
+    def segments(self) -> Sequence[ModelSegment]:
         """Those of `cut`."""
         return self.cut.segments
 

@@ -26,7 +26,7 @@ _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepat
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A parsed model and the folder that its external data must lie in (None: none allowed)."""
 
     model: onnx.ModelProto
@@ -34,14 +34,14 @@ class Source:
     place: str
 
 
-def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> Source:
+def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> ModelSource:
     """Parse a file (or take a proto) and check that it is an ONNX model with a graph.
 
     Raises ModelError when the file is missing, truncated or something else than a model, UnsupportedError for
     opsets before 7 or after the newest that the installed `onnx` knows.
     """
     if isinstance(path, onnx.ModelProto):
-        source = Source(path, None, "ModelProto")
+        source = ModelSource(path, None, "ModelProto")
     else:
         source = _parse(Path(os.fspath(path)))
     model = source.model
@@ -97,7 +97,7 @@ def default_opset(model: onnx.ModelProto) -> int:
     return MODEL_FILES.min_opset
 
 
-def _parse(path: Path) -> Source:
+def _parse(path: Path) -> ModelSource:
     place = str(path)
     data = _read_file(path, place)
     model = onnx.ModelProto()
@@ -105,7 +105,7 @@ def _parse(path: Path) -> Source:
         model.ParseFromString(data)
     except DecodeError as error:
         raise _bad("not an ONNX model, or a damaged one: it does not parse", place) from error
-    return Source(model, path.parent, place)
+    return ModelSource(model, path.parent, place)
 
 
 def _read_file(path: Path, place: str) -> bytes:

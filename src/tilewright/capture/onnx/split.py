@@ -17,7 +17,7 @@ from .program import OnnxProgram, OnnxStep, ProgramModule, prune
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class ModelSegment:
     """Part of a model: `module` takes the values `reads` and gives the values `writes` (numbers of values).
 
     `library`: it reads data and must run eagerly; `nodes` names the nodes that do.
@@ -42,7 +42,7 @@ class Split:
     `fixed` are outputs that are constants of the model.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[ModelSegment, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fixed: dict[int, Tensor]
@@ -73,7 +73,7 @@ def split(module: OnnxModule) -> Split:
     wanted = set(program.outputs)
     for steps in bodies.values():
         wanted |= _reads(steps, makers, program, constants)
-    segments: list[Segment] = []
+    segments: list[ModelSegment] = []
     for level in sorted(bodies):
         steps = bodies[level]
         own = {slot for step in groups[level] for slot in step.outs}
@@ -87,7 +87,7 @@ def split(module: OnnxModule) -> Split:
         part = OnnxProgram(program.template, tuple(reads), tuple(writes), needed)
         nodes = tuple(label for step in groups[level] for label in step.data)
         segments.append(
-            Segment(ProgramModule(part, used), tuple(reads), tuple(writes), level % 2 == 1, nodes)
+            ModelSegment(ProgramModule(part, used), tuple(reads), tuple(writes), level % 2 == 1, nodes)
         )
     fixed = {slot: constants[slot] for slot in program.outputs if slot in constants}
     return Split(tuple(segments), program.inputs, program.outputs, fixed)

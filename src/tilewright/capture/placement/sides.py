@@ -33,7 +33,7 @@ DEVICE = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class SideStage:
     """Nodes of one side as a graph of their own. What it takes and gives has the names that it had in the whole."""
 
     gm: fx.GraphModule
@@ -82,7 +82,7 @@ def _mixed(gm: fx.GraphModule) -> fx.GraphModule | None:
 
 
 def _in_turn(
-    gm: fx.GraphModule, cut: Sequence[Stage], runners: Sequence[Runner], frozen: Mapping[str, Tensor]
+    gm: fx.GraphModule, cut: Sequence[SideStage], runners: Sequence[Runner], frozen: Mapping[str, Tensor]
 ) -> Runner:
     """The stages one after another. What none that follows takes is let go of."""
     names = [n.name for n in gm.graph.find_nodes(op="placeholder") if n.name not in frozen]
@@ -111,7 +111,7 @@ def _in_turn(
     return run
 
 
-def stages(gm: fx.GraphModule) -> tuple[Stage, ...]:
+def stages(gm: fx.GraphModule) -> tuple[SideStage, ...]:
     """The stages of a graph with tensors on the CPU and on one GPU, in the order in which they run.
 
     Raises UnsupportedError if a write, a constant among the results, or an address in memory that another stage makes
@@ -132,14 +132,14 @@ def stages(gm: fx.GraphModule) -> tuple[Stage, ...]:
     wanted = {n for found in taken.values() for n in found}
     outputs, count = returned(gm), first_saved(gm)
     saved = set(outputs) - set(outputs[:count]) - wanted
-    made: list[Stage] = []
+    made: list[SideStage] = []
     for k, takes in taken.items():
         gives = [n for n in nodes[k] if n in wanted or n in outputs]
         gives.sort(key=saved.__contains__)
         part = _graph(gm, nodes[k], takes, gives)
         if count is not None:
             mark_saved(part, sum(n not in saved for n in gives))
-        made.append(Stage(part, k % 2 != DEVICE, _names(takes), _names(gives)))
+        made.append(SideStage(part, k % 2 != DEVICE, _names(takes), _names(gives)))
     return tuple(made)
 
 
@@ -272,4 +272,4 @@ def _names(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
     return tuple(n.name for n in nodes)
 
 
-__all__ = ["Stage", "around_sides", "stages"]
+__all__ = ["SideStage", "around_sides", "stages"]

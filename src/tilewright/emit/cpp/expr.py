@@ -17,7 +17,7 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.legalise.lanes import MIRRORED, compare_lanes
 from tilewright.tuning.thresholds import CPP_TEXT
 
-from .scope import Lines, Place, Scope, Style, Unit, bare, variables
+from .scope import Lines, RegisterPlace, Scope, Style, VectorUnit, bare, variables
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^", "eq": "==", "ne": "!=",
          "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
@@ -84,9 +84,9 @@ class Expressions:
         self.style = style
         self.symbols = symbols
         self.lines = lines
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, RegisterPlace] = {}
         self.states: set[int] = set()
-        self.unit = Unit({})
+        self.unit = VectorUnit({})
         self.scope = Scope()
         self.counts: Counter[Expr] = Counter()
         self._next = 0
@@ -443,7 +443,7 @@ def _stays_small(e: Expr) -> bool:
 EXACT_PRIMES = (4503599627370353, 6 * 4503599627370353 + 1, 12 * (6 * 4503599627370353 + 1) + 1)
 
 
-def typed(var: Var, style: Style, unit: Unit) -> str:
+def typed(var: Var, style: Style, unit: VectorUnit) -> str:
     """The C++ type of one register (or scalar) of `var` in `unit`."""
     if unit.lane is not None and unit.lane in var.axes:
         return style.vector(var.dtype, unit.lanes)

@@ -11,7 +11,7 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes.dims import ONE
 
 from .expr import INFIX, TRUTH, Expressions, typed
-from .scope import Lines, Place, Scope, Style, Unit, bare, count_uses
+from .scope import Lines, RegisterPlace, Scope, Style, VectorUnit, bare, count_uses
 from .statements import Body
 
 ACROSS = {"add": "reduce_add", "mul": "reduce_mul", "maximum": "reduce_max", "minimum": "reduce_min"}
@@ -47,7 +47,7 @@ def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
     found: list[str] = []
     for k in range(count):
         index = {**outer.index, along(s): str(k)} if count > 1 else outer.index
-        body.printer.unit = Unit(outer.values, outer.lane, outer.lanes, index)
+        body.printer.unit = VectorUnit(outer.values, outer.lane, outer.lanes, index)
         found.append(body.printer.access(part.id))
     body.printer.unit = outer
     return found
@@ -94,7 +94,7 @@ def _in_order(body: Body, s: Collapse) -> None:
     count = body.blocks.registers(dims, along(s))
     u = f"u{body.axis_name(along(s))[1:]}"
     for v, part in zip(s.vars, s.parts, strict=True):
-        printer.unit = Unit(
+        printer.unit = VectorUnit(
             unit.values, unit.lane, unit.lanes, {**unit.index, along(s): "0"} if count > 1 else unit.index
         )
         first = printer.access(part.id)
@@ -105,7 +105,7 @@ def _in_order(body: Body, s: Collapse) -> None:
     with body.lines.block(f"for (i64 {u} = 1; {u} < {count}; {u}++)"):
         outer = printer.scope
         printer.scope = Scope(outer)
-        printer.unit = Unit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): u})
+        printer.unit = VectorUnit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): u})
         merge(body, s)
         printer.scope, printer.unit = outer, unit
 
@@ -118,7 +118,9 @@ def begin(body: Body, s: Collapse) -> None:
             body.declare_array(v, dims)
     sums = Var(-1 - s.vars[0].id, s.vars[0].dtype, s.vars[0].axes) if s.block else None
     if sums is not None:
-        body.printer.places[sums.id] = Place(f"w{s.vars[0].id}", sums, dims, bool(body.blocks.counts(dims)))
+        body.printer.places[sums.id] = RegisterPlace(
+            f"w{s.vars[0].id}", sums, dims, bool(body.blocks.counts(dims))
+        )
         sizes = "".join(f"[{n}]" for _, n in body.blocks.counts(dims))
         body.lines.put(f"{typed(sums, body.printer.style, body.unit(dims))} w{s.vars[0].id}{sizes};")
     with body.nest(dims):
@@ -183,12 +185,12 @@ class Helpers:
         lines = Lines()
         printer = Expressions(self.style, {}, lines)
         lane = Axis("lane", ONE)
-        printer.unit = Unit({}, lane, "L")
+        printer.unit = VectorUnit({}, lane, "L")
         sides: dict[str, list[Var]] = {"a": [], "b": []}
         for side in sides:
             for k, dtype in enumerate(reduction.state):
                 var = Var(len(printer.places), dtype, (lane,))
-                printer.places[var.id] = Place(f"{side}{k}", var, ((lane, 2),), False)
+                printer.places[var.id] = RegisterPlace(f"{side}{k}", var, ((lane, 2),), False)
                 sides[side].append(var)
         kinds = [self.style.vector(d, "L") for d in reduction.state]
         scalars = [self.style.scalar(d) for d in reduction.state]

@@ -36,7 +36,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class VectorUnit:
     """The part of a block that one piece of straight-line code computes.
 
     `lane` is the vector axis (None: scalars), `lanes` how many of its values one register holds, as text. `values` is
@@ -50,7 +50,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegisterPlace:
     """Where a value lives: its name, its block axes with their tiles (the vector axis last), and whether the
     registers of the block form an array."""
 

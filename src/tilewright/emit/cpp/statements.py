@@ -35,7 +35,7 @@ from tilewright.lower.legalise.blocks import Dims, blocks_of
 
 from .expr import Expressions, typed
 from .memory import MemoryPrinter
-from .scope import Lines, Place, Scope, Unit, bare, count_uses
+from .scope import Lines, RegisterPlace, Scope, VectorUnit, bare, count_uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class Body:
         """Our name of an axis."""
         return self.names.setdefault(axis, f"a{len(self.names)}")
 
-    def place(self, var: Var, dims: Dims, array: bool) -> Place:
+    def place(self, var: Var, dims: Dims, array: bool) -> RegisterPlace:
         """Give `var` its name and remember where it lives."""
-        made = Place(f"v{var.id}", var, dims, array and bool(self.blocks.counts(dims)))
+        made = RegisterPlace(f"v{var.id}", var, dims, array and bool(self.blocks.counts(dims)))
         self.printer.places[var.id] = made
         return made
 
-    def unit(self, dims: Dims) -> Unit:
+    def unit(self, dims: Dims) -> VectorUnit:
         """The unit of a block whose loops are open: `u<n>` are loop variables, `x<n>` values of block axes."""
         lanes = self.blocks.lanes(dims)
         values = dict(self.axes)
@@ -99,7 +99,7 @@ class Body:
             index[a] = f"u{number}"
             if a in values:
                 values[a] = f"x{number}"
-        return Unit(values, dims[-1][0] if lanes > 1 else None, str(lanes), index)
+        return VectorUnit(values, dims[-1][0] if lanes > 1 else None, str(lanes), index)
 
     @contextmanager
     def nest(self, dims: Dims, given: Sequence[RegisterLoop] | None = None) -> Generator[None]:
@@ -345,7 +345,7 @@ class Body:
             self.lines.depth -= 1
             self.lines.put("}")
 
-    def _operand(self, v: Var, unit: Unit) -> str:
+    def _operand(self, v: Var, unit: VectorUnit) -> str:
         text = self.printer.access(v.id)
         if unit.lane is None or unit.lane in v.axes:
             return text

@@ -17,7 +17,7 @@ from tilewright.ir.program import Load, Store
 from tilewright.ir.selection import Access
 from tilewright.lower.legalise.blocks import Dims, step_along
 
-from .scope import Place, Scope, Unit, bare
+from .scope import RegisterPlace, Scope, VectorUnit, bare
 from .statements import Body
 
 
@@ -27,7 +27,7 @@ def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     lanes = str(body.program.width)
     ((row, rows),) = [d for d in dims if d[0] != along]
     tile = dict(dims)[along]
-    printer.places[s.var.id] = Place(f"v{s.var.id}", s.var, ((row, rows), (along, tile)), True)
+    printer.places[s.var.id] = RegisterPlace(f"v{s.var.id}", s.var, ((row, rows), (along, tile)), True)
     kind = printer.style.scalar(s.var.dtype)
     lines.put(f"alignas(64) {kind} v{s.var.id}[{rows}][{tile}];")
     u, w = (f"u{body.axis_name(x)[1:]}" for x in (row, along))
@@ -36,7 +36,7 @@ def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     outer_unit, outer_scope = printer.unit, printer.scope
     with lines.block(f"for (i64 {u} = 0; {u} < {rows}; {u}++)"):
         with lines.block(f"for (i64 {w} = 0; {w} < {tile}; {w} += {lanes})"):
-            printer.unit = Unit(values, along, lanes)
+            printer.unit = VectorUnit(values, along, lanes)
             printer.scope = Scope(outer_scope, frozenset((row, along)))
             lines.put(f"store(&v{s.var.id}[{u}][{w}], {bare(body.memory.load(s))});")
     printer.unit, printer.scope = outer_unit, outer_scope
@@ -55,7 +55,7 @@ class Turn:
         self.row = f"u{number_a}"
         self.column = f"u{number_lane}"
 
-    def straight(self) -> Unit:
+    def straight(self) -> VectorUnit:
         """The unit of one register along the lane axis: `a` at position `q * lanes + j`."""
         base = self._place("j", self.row, self.tile)
         values = dict(self.body.axes)
@@ -65,16 +65,16 @@ class Turn:
         index_of = {self.a: base}
         if self.width > self.count:
             index_of[self.lane] = self.column
-        return Unit(self._bracketed(values), self.lane, self.lanes, index_of)
+        return VectorUnit(self._bracketed(values), self.lane, self.lanes, index_of)
 
-    def turned(self, base: str = "j") -> Unit:
+    def turned(self, base: str = "j") -> VectorUnit:
         """The unit of one register along `a`: the lane axis at position `u * lanes + base`."""
         values = dict(self.body.axes)
         row = self._place("", self.row, self.tile)
         values[self.a] += f" + {row}" if row else ""
         column = self._place(base, self.column, self.width)
         values[self.lane] += f" + {column}" if column else ""
-        return Unit(self._bracketed(values), self.a, self.lanes)
+        return VectorUnit(self._bracketed(values), self.a, self.lanes)
 
     def _place(self, j: str, counter: str, tile: int) -> str:
         block = f"{counter} * {self.lanes}" if tile > self.count else ""
@@ -103,7 +103,7 @@ class Turn:
             self.body.lines.put("}")
 
     @contextmanager
-    def each(self, unit: Unit) -> Generator[None]:
+    def each(self, unit: VectorUnit) -> Generator[None]:
         """The loop over the registers of a square tile, with the unit of one of them."""
         printer = self.body.printer
         outer_unit, outer_scope = printer.unit, printer.scope

@@ -22,7 +22,7 @@ from .dot import dot
 from .expr import Expressions
 from .memory import MemoryPrinter
 from .reduce import Helpers, begin, collapse, merge
-from .scope import Lines, Style, Unit, bare
+from .scope import Lines, Style, VectorUnit, bare
 from .statements import Body, Special
 from .transpose import turn
 
@@ -236,7 +236,7 @@ class _Kernel:
                 body.axes[g.axis] = name
             body.body(self.program.body)
             self._advance(names)
-        printer.unit = Unit({})
+        printer.unit = VectorUnit({})
 
     def _advance(self, names: Sequence[str]) -> None:
         if not names:

@@ -27,7 +27,7 @@ class _Place:
     lane: Term
 
 
-class Places:
+class BoundAxes:
     """The block axes that are bound in a program."""
 
     def __init__(self, printer: Expressions) -> None:

@@ -31,7 +31,7 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.selection import MatrixMultiply
 
-from .addresses import Places
+from .addresses import BoundAxes
 from .expr import Expressions
 from .reduce import print_merge
 from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
@@ -67,7 +67,7 @@ class Body:
         self.lines = printer.lines
         self.raw: set[int] = set()
         """Halves that are held as what they are."""
-        self.places = Places(printer)
+        self.places = BoundAxes(printer)
         self.split = self.wide or not aligned or program.odd_steps
         """Whether addresses are printed as those of a block and what lies behind them."""
         self._bound: Counter[Axis] = Counter()

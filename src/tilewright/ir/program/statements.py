@@ -8,7 +8,7 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, make
 from tilewright.ir.reduction import Reduction
-from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel, RegisterLoop, Run
+from tilewright.ir.selection import Access, ElementRun, MatrixMultiply, MicroKernel, RegisterLoop
 
 
 class Place(Enum):
@@ -80,7 +80,7 @@ class Load:
     at: tuple[Expr, ...] = ()
     as_stored: bool = False
     access: Access | None = None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ElementRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Store:
     mask: Expr | None = None
     stream: Expr | None = None
     access: Access | None = None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ElementRun, ...] = ()
 
     @property
     def unrounded(self) -> Expr:

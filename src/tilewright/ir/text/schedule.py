@@ -11,7 +11,17 @@ from typing import TypeVar
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, const, integer, make, symbol
 from tilewright.ir.form import FormStep
-from tilewright.ir.schedule import ClassPlan, Launch, Math, Memory, Reductions, Role, Schedule, Sized, Tiling
+from tilewright.ir.schedule import (
+    ClassPlan,
+    LaunchConfig,
+    Math,
+    Memory,
+    Reductions,
+    Role,
+    Schedule,
+    Sized,
+    Tiling,
+)
 
 _PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(\d+))?(?:x(\d+))?(-?)")
 _INFIX: Mapping[type, str] = {
@@ -46,7 +56,9 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
     made = Schedule(Tiling(tuple(classes)))
     readers = _readers(named, sizes)
     kinds = {
-        f.name: str(f.type) for r in (Tiling, Reductions, Memory, Math, Launch, Schedule) for f in fields(r)
+        f.name: str(f.type)
+        for r in (Tiling, Reductions, Memory, Math, LaunchConfig, Schedule)
+        for f in fields(r)
     }
     for name in given:
         if name not in kinds or kinds[name] not in readers:

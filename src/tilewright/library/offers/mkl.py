@@ -18,12 +18,12 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.task import Product
 from tilewright.target import Target
 
-from .offer import Epilogue, Fusible, Known, Offer
+from .offer import Epilogue, Fusible, KnownOperands, Offer
 
 mkl = torch.ops.mkl
 
 
-def offers(known: Known, target: Target) -> Sequence[Offer]:
+def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
     """The ways to multiply by a frozen weight [N, K]."""
     del target
     task, bias = known.task, known.bias

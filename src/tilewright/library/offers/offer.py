@@ -101,7 +101,7 @@ faster than the library's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownOperands:
     """What an offer is made for: a product or a convolution with a frozen weight ([N, K] of a product) and bias, or
     attention. `plain` is the call itself with frozen operands in their places."""
 
@@ -120,7 +120,7 @@ class Known:
         return self.flush()
 
 
-Provider = Callable[[Known, Target], Sequence[Offer]]
+Provider = Callable[[KnownOperands, Target], Sequence[Offer]]
 """Gives its offers for a task on a machine, those first that are expected to be faster."""
 
 

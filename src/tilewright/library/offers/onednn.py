@@ -24,7 +24,7 @@ from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
 from tilewright.tuning.thresholds import ONEDNN, SIZES
 
-from .offer import Epilogue, Fusible, Known, Offer, channels_last
+from .offer import Epilogue, Fusible, KnownOperands, Offer, channels_last
 
 onednn = torch.ops.mkldnn
 
@@ -33,7 +33,7 @@ Attribute = tuple[str, tuple[float, ...], str]
 PLAIN: Attribute = ("none", (), "")
 
 
-def offers(known: Known, target: Target) -> Sequence[Offer]:
+def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
     """The library on packed weights, which it has no form for where a convolution is one over lines."""
     del target
     task, bias = known.task, known.bias

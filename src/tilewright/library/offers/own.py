@@ -9,13 +9,13 @@ from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
 from tilewright.tuning.thresholds import ONEDNN
 
-from .offer import FrozenAttention, FrozenProduct, Known, Maker, Offer, Provider
+from .offer import FrozenAttention, FrozenProduct, KnownOperands, Maker, Offer, Provider
 
 
 def own_provider(maker: Maker) -> Provider:
     """The provider whose calls `maker` makes."""
 
-    def offers(known: Known, target: Target) -> Sequence[Offer]:
+    def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
         del target
         task, weight = known.task, known.weight
         match task:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from tilewright.ir.task import Attention, Convolution
 from tilewright.target import Target
 
-from .offer import Known, Offer
+from .offer import KnownOperands, Offer
 
 
-def offers(known: Known, target: Target) -> Sequence[Offer]:
+def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
     """The call itself, for attention and for convolutions over lines."""
     del target
     task = known.task

@@ -19,7 +19,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import ONEDNN
 
 from . import mkl, onednn, plain
-from .offer import Known, Maker, Offer, Provider, channels_last, flushed
+from .offer import KnownOperands, Maker, Offer, Provider, channels_last, flushed
 from .own import own_provider
 
 PROVIDERS: tuple[Provider, ...] = (onednn.offers, mkl.offers, plain.offers)
@@ -90,7 +90,7 @@ def _is_for_own_code(task: object) -> bool:
     )
 
 
-def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer]) -> LibraryCall:
+def _open(call: LibraryCall, known: KnownOperands, number: int, offers: Sequence[Offer]) -> LibraryCall:
     """The call that stands for offers, as far as all of them are alike."""
     task, weight, names = known.task, known.weight, tuple(offer.name for offer in offers)
     biased = known.bias is not None
@@ -123,7 +123,7 @@ def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer])
             return replace(call, task=Offered(number, key, names))
 
 
-def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, object]) -> Known | None:
+def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, object]) -> KnownOperands | None:
     """A product of which all but x is frozen."""
     x, weight = call.args[task.x], call.args[task.weight]
     bias = call.args[task.bias] if task.bias is not None else None
@@ -137,10 +137,12 @@ def _frozen_product(call: LibraryCall, task: Product, frozen: Mapping[int, objec
         return None
     matrix = held.detach().t() if task.transposed else held.detach()
     packed = flushed(vector) if isinstance(vector, Tensor) else None
-    return Known(task, bound(call, frozen), matrix, packed, functools.cache(lambda: flushed(matrix)))
+    return KnownOperands(task, bound(call, frozen), matrix, packed, functools.cache(lambda: flushed(matrix)))
 
 
-def _frozen_convolution(call: LibraryCall, task: Convolution, frozen: Mapping[int, object]) -> Known | None:
+def _frozen_convolution(
+    call: LibraryCall, task: Convolution, frozen: Mapping[int, object]
+) -> KnownOperands | None:
     """A convolution of which all but x is frozen. A weight that is not packed gains nothing (and if it is large, much
     is lost where x has its channels innermost)."""
     x, weight, bias = call.args[task.x], call.args[task.weight], call.args[task.bias]
@@ -154,10 +156,10 @@ def _frozen_convolution(call: LibraryCall, task: Convolution, frozen: Mapping[in
         return None
     inner = held.detach()
     packed = flushed(vector.detach()) if isinstance(vector, Tensor) else None
-    return Known(task, bound(call, frozen), inner, packed, functools.cache(lambda: flushed(inner)))
+    return KnownOperands(task, bound(call, frozen), inner, packed, functools.cache(lambda: flushed(inner)))
 
 
-def _attention(call: LibraryCall, task: Attention, frozen: Mapping[int, object]) -> Known | None:
+def _attention(call: LibraryCall, task: Attention, frozen: Mapping[int, object]) -> KnownOperands | None:
     """Attention on operands that are not frozen, but for its mask."""
     if any(k in frozen for k in range(3)):
         return None
@@ -165,4 +167,4 @@ def _attention(call: LibraryCall, task: Attention, frozen: Mapping[int, object])
     mask = given.get(task.mask) if isinstance(task.mask, str) else None
     mask = call.args[task.mask] if isinstance(task.mask, int) else mask
     held = frozen.get(mask.index) if isinstance(mask, Operand) else None
-    return Known(task, bound(call, frozen), masked=mask is not None and held is None, mask=held)
+    return KnownOperands(task, bound(call, frozen), masked=mask is not None and held is None, mask=held)

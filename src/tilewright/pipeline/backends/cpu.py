@@ -21,8 +21,8 @@ from tilewright.options import Options
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
 from tilewright.partition.memo import ranged
 from tilewright.pipeline.build import (
-    Builder,
     Clock,
+    KernelBuilder,
     Kernels,
     PlacedKernel,
     Runnable,
@@ -41,7 +41,7 @@ from tilewright.runtime.own.timer import processor
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.built_libraries import BuiltLibraries, Later
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import kernel_key
@@ -69,7 +69,7 @@ class CpuBackend:
         return scheduler_of(target)
 
     def built(
-        self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
     ) -> Kernels:
         """Their library is recalled by the kernels' identities and the ranges of their sizes, or they are solved,
         printed and built."""
@@ -119,7 +119,7 @@ class CpuBackend:
     def executable(self, parts: Runnable) -> Executable:
         """Kernels that follow each other run without Python between them."""
         options = parts.options
-        native = partial(join, native=lambda: loop_function(Store(default_root(options)), options))
+        native = partial(join, native=lambda: loop_function(ContentStore(default_root(options)), options))
         return Executable(
             parts.plan, parts.held, parts.unit, guards=parts.guards,
             checks=parts.checks, join=native,
@@ -129,7 +129,7 @@ class CpuBackend:
         """Without Python between steps; where each row goes its own way, in parts of the rows."""
         body, order, made, runs = found.step(loop)
         single = (LoopBody(tuple(order), runs),)
-        native = loop_function(Store(default_root(found.options)), found.options)
+        native = loop_function(ContentStore(default_root(found.options)), found.options)
         rows = rows_of(loop, body)
         threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
         parts = parts_for(loop, body, rows, threads, found.target) if rows is not None else 1
@@ -166,7 +166,7 @@ def _refused_programs(
 
     def compiles(texts: Sequence[str]) -> bool:
         try:
-            build_texts(texts, target.compiler_flags, Store(None), options)
+            build_texts(texts, target.compiler_flags, ContentStore(None), options)
         except KernelRefused:
             return False
         return True
@@ -198,7 +198,7 @@ def _is_new(path: Path, start: float) -> bool:
 
 
 def _loaded(
-    path: Path, sources: Sequence[Source], target: Target, store: Store, options: Options
+    path: Path, sources: Sequence[Source], target: Target, store: ContentStore, options: Options
 ) -> NativeUnit:
     """The built kernels; built once more, for this process, if another one has emptied the cache meanwhile."""
     try:
@@ -206,4 +206,4 @@ def _loaded(
     except BuildError:
         if path.exists():
             raise
-        return NativeUnit(build(sources, target, Store(None), options), store, options)
+        return NativeUnit(build(sources, target, ContentStore(None), options), store, options)

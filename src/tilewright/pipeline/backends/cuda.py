@@ -23,11 +23,11 @@ from tilewright.options import Options
 from tilewright.partition.loops.call import distinct
 from tilewright.partition.loops.steps import steps_together, unroll_steps
 from tilewright.pipeline.build import (
-    Builder,
     Clock,
+    KernelBuilder,
     Kernels,
     PlacedKernel,
-    Refused,
+    RefusedKernels,
     Runnable,
     kernels_behind,
     name_refused,
@@ -46,7 +46,7 @@ from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.cuda_graph import recorder
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver, kernel_key
@@ -74,12 +74,12 @@ class CudaBackend:
         return scheduler_of(target)
 
     def built(
-        self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
     ) -> Kernels:
         """With the schedules that they got: a kernel that needs more shared memory than was estimated, or that Triton
         refuses, gets another."""
         run, solver, names = builder.run, builder.solver, names_of(symbols)
-        target, store = solver.target, Store(default_root(solver.options))
+        target, store = solver.target, ContentStore(default_root(solver.options))
         build = partial(build_kernels, target=target, store=store)
         scheduled = run("schedule", lambda: builder.solved(steps))
         tries: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class CudaBackend:
                 tries.update(list(of))
                 named = name_refused(refused, steps, scheduled, behind)
                 if builder.given or not _shrink_shared_memory(
-                    solver, of, tries, refused, isinstance(named, Refused)
+                    solver, of, tries, refused, isinstance(named, RefusedKernels)
                 ):
                     raise named from refused
                 scheduled = builder.solved(steps)

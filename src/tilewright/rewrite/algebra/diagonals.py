@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.normalise import drop_dead, map_reads
-from tilewright.tuning.search_limits import DIAGONALS
+from tilewright.tuning.rewrite_limits import DIAGONALS
 
 from .region import renumber_reads
 

@@ -21,7 +21,7 @@ from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.tuning.search_limits import ALGEBRA_SEARCH
+from tilewright.tuning.rewrite_limits import ALGEBRA_SEARCH
 from tilewright.tuning.thresholds import SIZES
 
 from .bounds import of_tensor
@@ -45,7 +45,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRule:
     """A rule that would apply at an op, to a factor or term that the ops `parts` make, but for a condition."""
 
     rule: str
@@ -81,7 +81,7 @@ class Rearranged:
 
     graph: Graph
     changes: tuple[Change, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class _State:
 class _Solution:
     program: Program
     change: Change
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedRule, ...]
 
 
 class Walk:
@@ -335,11 +335,11 @@ class Walk:
             self._after[key] = s.program.changed([self._simplified(x) for x in new])
         return _State(self._after[key], (*s.applied, Applied(rule.name, self.name(step))))
 
-    def refused(self, program: Program) -> tuple[Refused, ...]:
+    def refused(self, program: Program) -> tuple[RefusedRule, ...]:
         """The rules that would apply to the program but for a condition."""
         draft = self._draft
         draft.program = program
-        found: dict[tuple[str, tuple[str, ...], str], Refused] = {}
+        found: dict[tuple[str, tuple[str, ...], str], RefusedRule] = {}
         for step in program.steps.values():
             if step.id in program.fixed:
                 continue
@@ -351,7 +351,7 @@ class Walk:
                     behind = [draft.step(operand(r)) for r in walk(part) if r.op == "read"]
                     names = tuple(dict.fromkeys(INPUT if s is None else self.name(s) for s in behind))
                     site = self.name(step)
-                    found.setdefault((site, names, why), Refused(rule.name, site, names, why))
+                    found.setdefault((site, names, why), RefusedRule(rule.name, site, names, why))
         return tuple(found.values())
 
     def _simplified(self, step: Step) -> Step:

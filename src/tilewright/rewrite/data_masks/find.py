@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilewright.analysis.dependence.dependency import Dependency, DimClasses, classes_of
 from tilewright.analysis.predicate import slack_of
 from tilewright.analysis.runtime_checks import from_data, inside_of
-from tilewright.analysis.value.constant_regions import Region, ValueAnalysis
+from tilewright.analysis.value.constant_regions import ConstantRegion, ValueAnalysis
 from tilewright.ir.dtype import Kind, bool_
 from tilewright.ir.expr import Expr, axes_of, axis, call, conjuncts, is_const, read, transform, walk
 from tilewright.ir.graph import Op, Value
@@ -89,7 +89,7 @@ def _masks(
 
 
 def _mask(
-    op: Op, regions: Sequence[Region], classes: DimClasses, outside: Mapping[int, Value]
+    op: Op, regions: Sequence[ConstantRegion], classes: DimClasses, outside: Mapping[int, Value]
 ) -> Mask | None:
     v = op.output
     reduced = [

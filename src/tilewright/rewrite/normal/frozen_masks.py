@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import output_axes
 from tilewright.tuning.input_limits import MODELS, PIECES
-from tilewright.tuning.search_limits import MASK_SEARCH
+from tilewright.tuning.rewrite_limits import MASK_SEARCH
 from tilewright.tuning.thresholds import MASKS
 
 from .normalise import drop_dead, simplify, tidy_operands

@@ -45,7 +45,7 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
 from .merge_laws import law_of
-from .parts import Bring, Cut, Parts, split_reduction
+from .parts import Bring, Cut, ReductionParts, split_reduction
 
 
 def split_cascade(
@@ -172,7 +172,7 @@ class _CascadeParts:
         expr = state.expr
         assert expr is not None and expr.reduction is not None
         body = tuple(self.moved(state, b, a) for b in expr.body)
-        parts = Parts(expr.axes, (self.p,), (self.q,), self.inside)
+        parts = ReductionParts(expr.axes, (self.p,), (self.q,), self.inside)
         beside, bring = self.statistic(follower)
         each, merge = split_reduction(body, parts, law_of(expr.reduction), bring, factors=True)
         part = self.emit(op, op.name, self.inputs(state), each)

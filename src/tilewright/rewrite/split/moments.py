@@ -36,7 +36,7 @@ from tilewright.tuning.thresholds import ROW_CHUNKS, SPLIT_MOMENTS
 
 from .merge_laws import chunk_law, keeping_state, moments_of_parts, with_number
 from .origins import count_from_origin, from_memory, origin
-from .parts import Cut, Parts, split_reduction
+from .parts import Cut, ReductionParts, split_reduction
 from .policy import fastest, part_counts, seconds_of
 from .row_chunks import Rows, chunk_moments
 from .seen_reads import Inside, joined_axes
@@ -202,7 +202,7 @@ def _row_parts(pair: _Pair, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Split:
     """The sum of the `x` of each part, then of the squares of the distances from its mean, and the merge of both."""
     first, second = pair.first, pair.second
     assert first.expr is not None and first.expr.reduction is not None
-    parts, cuts = Parts.of(first.expr.axes, cuts)
+    parts, cuts = ReductionParts.of(first.expr.axes, cuts)
     x = substitute(x, {axis(c.whole): c.place for c in cuts})
     dtype, sum_of = first.output.dtype, keeping_state(first.expr.reduction)
     count = cast(dims.prod(c.count for c in cuts), dtype)
@@ -257,7 +257,7 @@ def _column_parts(
     first, second = pair.first, pair.second
     assert first.expr is not None
     expr, dtype = first.expr, first.output.dtype
-    parts = Parts(expr.axes, rows.parts, (rows.chunk, *rest))
+    parts = ReductionParts(expr.axes, rows.parts, (rows.chunk, *rest))
     elements = [substitute(x, {axis(rows.whole): rows.place(k)}) for k in range(ROW_CHUNKS.rows)]
     law, chunk = chunk_law(dtype), chunk_moments(elements, origin(expr), rows, halves)
     result, view = _result(pair, fresh)

@@ -80,7 +80,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ReductionParts:
     """A reduction with results over `kept` in parts: `numbers` are the axes of the parts (none if there is one part),
     `elements` those that each part is reduced over. `inside` says whether there is an element (None: always). What
     parts leave lies part by part, or with the number of the part as its `last` axis."""
@@ -92,7 +92,7 @@ class Parts:
     last: bool = False
 
     @classmethod
-    def of(cls, kept: tuple[Axis, ...], cuts: Sequence[Cut]) -> tuple[Parts, list[Cut]]:
+    def of(cls, kept: tuple[Axis, ...], cuts: Sequence[Cut]) -> tuple[ReductionParts, list[Cut]]:
         """The parts of several axes under one number, and the cuts with the digits of that as their numbers."""
         digits: dict[Expr, Expr] = {}
         number = as_one([c.part for c in cuts if c.part is not None], "p", digits)
@@ -133,7 +133,7 @@ class Parts:
 
 
 def split_reduction(
-    body: Sequence[Expr], parts: Parts, law: MergeLaw, bring: Bring = tuple, *, factors: bool = False
+    body: Sequence[Expr], parts: ReductionParts, law: MergeLaw, bring: Bring = tuple, *, factors: bool = False
 ) -> tuple[TensorExpr, TensorExpr]:
     """The reduction of each part by a law, and the merge of what these leave, its first operands. `bring` makes
     elements of the merge of that, where it takes more: the number of elements, a statistic that has moved."""

@@ -18,7 +18,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 
 from .merge_laws import law_of
-from .parts import Cut, Parts, split_reduction
+from .parts import Cut, ReductionParts, split_reduction
 
 
 class SplitProduct(NamedTuple):
@@ -87,7 +87,7 @@ def _part_and_merge(op: Op, cuts: Sequence[Cut], fresh: int) -> tuple[Op, Op]:
     """The op that sums parts into the value number `fresh`, and the one that merges them."""
     expr = op.expr
     assert expr is not None and expr.reduction is not None
-    found, cuts = Parts.of(expr.axes, cuts)
+    found, cuts = ReductionParts.of(expr.axes, cuts)
     of_axis = {c.whole: (c.element,) if c.element is not None else () for c in cuts}
     elements = tuple(e for a in expr.reduce for e in of_axis.get(a, (a,)))
     parts = replace(found, elements=elements, last=False)

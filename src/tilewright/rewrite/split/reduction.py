@@ -21,7 +21,7 @@ from tilewright.target import Target
 from .cascades import split_cascades, waiting_reductions
 from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of, may_cancel
 from .moments import split_moments
-from .parts import Cut, Parts, split_reduction
+from .parts import Cut, ReductionParts, split_reduction
 from .policy import SplitPolicy, fastest_split, part_counts, seconds_of
 from .seen_reads import Inside, joined_axes
 
@@ -109,7 +109,7 @@ def _cuts(expr: TensorExpr, policy: SplitPolicy, hints: SizeHints) -> Iterator[C
 def _halves(op: Op, expr: TensorExpr, cut: Cut, law: MergeLaw, fresh: int) -> tuple[Op, Op]:
     assert cut.part is not None and cut.element is not None
     elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
-    parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
+    parts = ReductionParts(expr.axes, (cut.part,), elements, cut.inside)
     body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]
     partial, merge = split_reduction(body, parts, law)
     values = parts.values(fresh, partial.dtypes)

@@ -13,7 +13,7 @@ from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.region import renumber_reads
-from tilewright.tuning.search_limits import MASK_SEARCH
+from tilewright.tuning.rewrite_limits import MASK_SEARCH
 from tilewright.tuning.thresholds import SIZES
 
 

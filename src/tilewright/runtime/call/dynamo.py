@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.autograd.joint import Compiling, FrozenGraph, Recorder, Seen
+from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
 from tilewright.capture.signature import Signature, signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.plan.coverage import Coverage
@@ -36,7 +36,7 @@ from .resized import sizes_changed, told
 class Sessions(Reports, Protocol):
     """What the entry point hands down: a backend for Dynamo, and what it has compiled."""
 
-    recorder: Recorder | None
+    recorder: GraphRecorder | None
 
     def fresh(self) -> Sessions:
         """Another one of the same options."""
@@ -91,7 +91,7 @@ class TracedWay(ReportsOfParts):
         self.naming = naming
         self.oblivious = oblivious
         self.device: torch.device | None = None
-        self.recorder = session.recorder = Recorder()
+        self.recorder = session.recorder = GraphRecorder()
         self._watched = _Signatures(session.backend, self.title, _parameters(target))
         self._compiled = _on_its_own_account(target, self._watched)
         self._around: Surroundings | None = None

@@ -29,7 +29,7 @@ class Runs(RunsFlat, Protocol):
         ...
 
 
-class Built(Reports, Protocol):
+class CompiledGraph(Reports, Protocol):
     """A compiled graph."""
 
     @property
@@ -43,7 +43,7 @@ class Built(Reports, Protocol):
         ...
 
 
-BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], Built]
+BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], CompiledGraph]
 """Compiles a functional graph whose placeholders named in the mapping are constants."""
 
 

@@ -53,7 +53,7 @@ def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
     return Coverage(sum(names.values()), 0, 0, need=rows)
 
 
-class Region:
+class EagerRegion:
     """A module that runs eagerly, as library calls of its nodes `names`; by default because control flow in it depends
     on data."""
 

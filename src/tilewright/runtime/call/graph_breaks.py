@@ -17,13 +17,13 @@ from tilewright.runtime.plan.arguments import deliver
 from tilewright.tuning.input_limits import GRAPHS
 
 from .exported import ProgramWay
-from .fallback import Region
+from .fallback import EagerRegion
 from .reports import Reports, ReportsOfParts
 
 Compile = Callable[[Exported], ProgramWay]
 
 
-class Segment(Protocol):
+class ModelSegment(Protocol):
     """Part of a model: its nodes `labels`; with `library` it must run eagerly because of `nodes`."""
 
     @property
@@ -40,7 +40,7 @@ class Split(Protocol):
     """A model as segments, which it runs in order through the calls that are given."""
 
     @property
-    def segments(self) -> Sequence[Segment]: ...
+    def segments(self) -> Sequence[ModelSegment]: ...
 
     def run(self, inputs: Sequence[Tensor], calls: Sequence[Callable[..., object]]) -> tuple[Tensor, ...]:
         """The outputs of the model."""
@@ -52,7 +52,9 @@ class Pieces(ReportsOfParts):
 
     def __init__(self, cut: Split, build: Compile) -> None:
         self._cut = cut
-        self._parts = [Region(s.module, s.nodes) if s.library else Piece(s, build) for s in cut.segments]
+        self._parts = [
+            EagerRegion(s.module, s.nodes) if s.library else GraphPart(s, build) for s in cut.segments
+        ]
 
     @property
     def coverage(self) -> Coverage:
@@ -76,18 +78,18 @@ class Pieces(ReportsOfParts):
         return result if out is None else deliver(result, out, tensors)
 
 
-def _caller(part: Region | Piece) -> Callable[..., object]:
+def _caller(part: EagerRegion | GraphPart) -> Callable[..., object]:
     return lambda *given: part.run(given, None)
 
 
-class Piece(ReportsOfParts):
+class GraphPart(ReportsOfParts):
     """One part without control flow: a graph for all sizes for which what the trace relied on holds, else one more."""
 
-    def __init__(self, segment: Segment, build: Compile) -> None:
+    def __init__(self, segment: ModelSegment, build: Compile) -> None:
         self._module, self._labels = segment.module, segment.labels
         self._build = build
         self._ways: list[tuple[Exported, ProgramWay]] = []
-        self._eager: Region | None = None
+        self._eager: EagerRegion | None = None
         self._lock = threading.Lock()
 
     @property
@@ -109,7 +111,7 @@ class Piece(ReportsOfParts):
             way = self._chosen(tensors)
         return way.run(leaves, out)
 
-    def _chosen(self, tensors: Sequence[Tensor]) -> ProgramWay | Region:
+    def _chosen(self, tensors: Sequence[Tensor]) -> ProgramWay | EagerRegion:
         for program, way in self._ways:
             if fits(program, tensors) and way.admits(tensors):
                 return way
@@ -127,7 +129,7 @@ class Piece(ReportsOfParts):
                 return self._ways[-1][1]
         return self._eagerly("a part that cannot be traced as one graph")
 
-    def _eagerly(self, why: str) -> Region:
+    def _eagerly(self, why: str) -> EagerRegion:
         if self._eager is None:
-            self._eager = Region(self._module, self._labels, why)
+            self._eager = EagerRegion(self._module, self._labels, why)
         return self._eager

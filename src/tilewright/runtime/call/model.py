@@ -44,7 +44,7 @@ def receivers(out: object) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-class Way(Reports, Protocol):
+class TargetWay(Reports, Protocol):
     """How one kind of target is compiled and called."""
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -61,7 +61,7 @@ class Way(Reports, Protocol):
         """Whether what the short ways rely on besides arguments is still so."""
         ...
 
-    def copied(self, memo: dict[int, object]) -> Way:
+    def copied(self, memo: dict[int, object]) -> TargetWay:
         """The way of a deep copy of the target. Raises UnsupportedError where there is none."""
         ...
 
@@ -99,7 +99,7 @@ class CompiledModel:
     Arrays that torch cannot view as they lie (read-only ones, negative strides, another byte order) are copied: what
     a program writes to its argument then stays in the copy."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: TargetWay) -> None:
         self._way = way
         self._short: dict[tuple[object, ...], Short] = {}
 

@@ -15,8 +15,8 @@ import torch
 
 from tilewright.options import Options
 from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.launch import Launching, Table
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.plan.launch import Launching, LaunchTable
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.tuning.thresholds import CPU_WORK
 
 from .native_call import NativeCall, Outside, attach, call_of
@@ -70,7 +70,7 @@ _launchers: list[Launchers] = []
 _lock = threading.Lock()
 
 
-def launchers(store: Store, options: Options) -> Launchers:
+def launchers(store: ContentStore, options: Options) -> Launchers:
     """Those of this process, built with the thread pool on first use. Raises what `build` raises."""
     with _lock:
         if not _launchers:
@@ -90,7 +90,7 @@ def launchers(store: Store, options: Options) -> Launchers:
 class NativeUnit:
     """Kernels of a shared object. `threads` None follows torch's thread count at each launch."""
 
-    def __init__(self, path: Path, store: Store, options: Options) -> None:
+    def __init__(self, path: Path, store: ContentStore, options: Options) -> None:
         self._library = load(path)
         self.kernels = int(ctypes.c_int64.in_dll(self._library, "tw_kernel_count").value)
         rows = (_Row * max(1, self.kernels)).in_dll(self._library, "tw_kernels")
@@ -193,7 +193,7 @@ class NativeUnit:
         """The launches as the native side reads them, and whether they may run on the caller without letting other
         Python threads run meanwhile."""
         place = sizes.buffer_info()[0]
-        records = Table(self, launches, place, alone, held=held)
+        records = LaunchTable(self, launches, place, alone, held=held)
         table = _Run(
             records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
         )

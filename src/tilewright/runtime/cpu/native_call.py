@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.reading import Lies, Table, table_of
+from tilewright.runtime.plan.reading import LayoutTable, Lies, table_of
 from tilewright.runtime.plan.tensors import Make
 
 
@@ -42,7 +42,7 @@ class _CallRecord(ctypes.Structure):
         ("run", ctypes.c_void_p),
         ("bases", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
-        ("inputs", Table),
+        ("inputs", LayoutTable),
         ("output", ctypes.c_void_p),
         ("make", ctypes.c_void_p),
         ("fail", ctypes.c_void_p),

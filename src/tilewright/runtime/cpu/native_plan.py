@@ -16,7 +16,7 @@ from tilewright.errors import BuildError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
 from tilewright.ir.sizes.host import number
-from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
+from tilewright.plan.data import CallStep, Copy, Home, Launches, Step, View
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.own.native import linear_of
@@ -26,7 +26,16 @@ from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import KEPT_MEMORY
 
-from .native_steps import Header, Stage, Tables, beside_stage, copy_stage, is_dense, loop_stage, product_stage
+from .native_steps import (
+    Header,
+    NativeStep,
+    Tables,
+    beside_stage,
+    copy_stage,
+    is_dense,
+    loop_stage,
+    product_stage,
+)
 
 
 def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
@@ -37,7 +46,7 @@ def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None
     single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
         return
-    if sum(isinstance(step, Call) and _fits(step) for step in part.segment.steps) == 0:
+    if sum(isinstance(step, CallStep) and _fits(step) for step in part.segment.steps) == 0:
         return
     plain = workspace.acts
 
@@ -52,7 +61,7 @@ def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None
     workspace.acts = (first,)
 
 
-def _fits(step: Call) -> bool:
+def _fits(step: CallStep) -> bool:
     """Whether a call is of a kind that has a stage; its layout may still forbid one."""
     return isinstance(step.call.function, LoopRunner) or linear_of(step.call.function) is not None
 
@@ -100,13 +109,17 @@ class _Results:
         joined = {id(step) for group in groups for step in group.steps}
         leaving = {root_of(plan.buffers, o) for o in plan.outputs if isinstance(o, int)}
         for step in part.segment.steps:
-            if isinstance(step, Call) and id(step) not in joined and (step.call.reuses != -1 or step.guarded):
+            if (
+                isinstance(step, CallStep)
+                and id(step) not in joined
+                and (step.call.reuses != -1 or step.guarded)
+            ):
                 leaving |= {root_of(plan.buffers, b) for b in step.inputs}
         made = [
             (b, group)
             for group in groups
             for step in group.steps
-            if isinstance(step, Call)
+            if isinstance(step, CallStep)
             for b in step.outputs
         ]
         lasting = [b for b, group in made if b not in leaving and not group.loops]
@@ -151,7 +164,7 @@ class Joined:
         self.lasting: list[tuple[int, Tensor]] = []
         self.makes: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]] = []
         """Results that are new tensors in each call."""
-        self.rows: list[tuple[Step, Stage]] = []
+        self.rows: list[tuple[Step, NativeStep]] = []
 
     @property
     def steps(self) -> list[Step]:
@@ -160,14 +173,14 @@ class Joined:
 
     def takes(self, step: Step) -> bool:
         """Take in the next step, if it has a native form."""
-        if isinstance(step, Call) and not (_fits(step) and all(map(self._is_own, step.outputs))):
+        if isinstance(step, CallStep) and not (_fits(step) and all(map(self._is_own, step.outputs))):
             return False
         try:
             self.rows += [(step, stage) for stage in self._stages(step)]
         except LookupError:
             return False
-        self.calls += isinstance(step, Call)
-        self.loops += isinstance(step, Call) and isinstance(step.call.function, LoopRunner)
+        self.calls += isinstance(step, CallStep)
+        self.loops += isinstance(step, CallStep) and isinstance(step.call.function, LoopRunner)
         return True
 
     def _is_own(self, b: int) -> bool:
@@ -181,7 +194,7 @@ class Joined:
         self.hold = several and bool(self.loops)
         self.spreads = several
         self.run = self.run or run
-        table = (Stage * max(1, len(stages)))(*stages)
+        table = (NativeStep * max(1, len(stages)))(*stages)
         self.header = Header(
             bases=self.workspace.bases.buffer_info()[0], stages=ctypes.addressof(table), count=len(stages),
             last=-1, threads=1, hold=self.hold,
@@ -190,7 +203,7 @@ class Joined:
         self.address = ctypes.addressof(self.header)
         self._results(memory)
 
-    def _stages(self, step: Step) -> Sequence[Stage]:
+    def _stages(self, step: Step) -> Sequence[NativeStep]:
         workspace = self.workspace
         match step:
             case Launches():
@@ -201,7 +214,7 @@ class Joined:
             case View():
                 self.views += workspace.viewing(step.buffer)
                 return []
-            case Call():
+            case CallStep():
                 self.nanoseconds += workspace.takes(step)
                 return [
                     self._loop(step)
@@ -211,20 +224,20 @@ class Joined:
             case _:
                 raise LookupError
 
-    def _side_by_side(self, rows: list[tuple[Step, Stage]]) -> list[Stage]:
+    def _side_by_side(self, rows: list[tuple[Step, NativeStep]]) -> list[NativeStep]:
         """The stages in an order in which loops that need nothing of each other (directions of a layer) are one.
         A loop moves behind calls alone, whose results have memory of their own."""
         root = lambda b: root_of(self.part.plan.buffers, b)  # noqa: E731
         loops = [
             k
             for k, (x, _) in enumerate(rows)
-            if isinstance(x, Call) and isinstance(x.call.function, LoopRunner)
+            if isinstance(x, CallStep) and isinstance(x.call.function, LoopRunner)
         ]
         for first, second in pairwise(loops):
             step = rows[first][0]
-            made = {root(b) for b in step.outputs} if isinstance(step, Call) else set[int]()
+            made = {root(b) for b in step.outputs} if isinstance(step, CallStep) else set[int]()
             later = [x for x, _ in rows[first + 1 : second + 1]]
-            if all(isinstance(x, Call) and not made & {root(b) for b in x.inputs} for x in later):
+            if all(isinstance(x, CallStep) and not made & {root(b) for b in x.inputs} for x in later):
                 both, table = beside_stage([rows[first][1], rows[second][1]])
                 self.kept.append(table)
                 between = [stage for _, stage in rows[first + 1 : second]]
@@ -232,7 +245,7 @@ class Joined:
                 return [*before, *between, both, *after]
         return [stage for _, stage in rows]
 
-    def _loop(self, step: Call) -> Stage:
+    def _loop(self, step: CallStep) -> NativeStep:
         """A loop of a known number of steps."""
         runner = cast(LoopRunner, step.call.function)
         count, gate, *groups, numbers = cast(
@@ -282,7 +295,7 @@ class Joined:
         for step in self.steps:
             if isinstance(step, Copy):
                 workspace.add_addressed(workspace.locate(b)[0] for b in (step.source, step.target))
-            if not isinstance(step, Call):
+            if not isinstance(step, CallStep):
                 continue
             workspace.add_addressed(workspace.locate(b)[0] for b in step.inputs)
             for b in step.outputs:

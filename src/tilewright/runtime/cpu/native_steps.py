@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewright.plan.data import Call, Copy, Launches
+from tilewright.plan.data import CallStep, Copy, Launches
 from tilewright.runtime.own.conv_window import dense
 from tilewright.runtime.own.native import linear_of
 from tilewright.runtime.plan.bound import Layouts, Workspace
@@ -18,7 +18,7 @@ from .kernels import NativeUnit
 _LAUNCHES, _PRODUCT, _COPY, _LOOP, _BESIDE = range(5)
 
 
-class Stage(ctypes.Structure):
+class NativeStep(ctypes.Structure):
     """One step; places are a slot among the bases and bytes behind it."""
 
     _fields_ = (
@@ -40,7 +40,7 @@ class StepOperand(ctypes.Structure):
     _fields_ = (("slot", ctypes.c_int64), ("base", ctypes.c_void_p), ("step", ctypes.c_int64))
 
 
-class State(ctypes.Structure):
+class CarriedState(ctypes.Structure):
     """A value that a loop carries."""
 
     _fields_ = (
@@ -105,7 +105,7 @@ class Tables:
             self._threads = threads
         return threads
 
-    def launches(self, step: Launches) -> Stage:
+    def launches(self, step: Launches) -> NativeStep:
         """The stage of some launches. Raises LookupError where they are not native."""
         workspace, unit = self.workspace, self.workspace.part.unit
         if not isinstance(unit, NativeUnit):
@@ -119,13 +119,13 @@ class Tables:
                 self._spread.append((unit, table))
             ways.append((function, ctypes.addressof(table)))
         (function, task), (held_function, held_task) = ways
-        return Stage(
+        return NativeStep(
             kind=_LAUNCHES, function=function, task=task, held_function=held_function, held_task=held_task,
             added=-1,
         )  # fmt: skip
 
 
-def product_stage(workspace: Workspace, step: Call) -> Stage:
+def product_stage(workspace: Workspace, step: CallStep) -> NativeStep:
     """The stage of a product of ours. Raises LookupError where a call is none, or reads or makes tensors that lie in
     memory in another way."""
     linear, layouts = linear_of(step.call.function), workspace.part.layouts
@@ -141,13 +141,13 @@ def product_stage(workspace: Workspace, step: Call) -> Stage:
     x, x_offset = workspace.locate(first)
     out, out_offset = workspace.locate(made)
     added, added_offset = workspace.locate(step.inputs[1]) if len(step.inputs) > 1 else (-1, 0)
-    return Stage(
+    return NativeStep(
         kind=_PRODUCT, function=linear.function, task=found.task, x=x, x_offset=x_offset, added=added,
         added_offset=added_offset, out=out, out_offset=out_offset, rows=found.rows, stride=found.stride,
     )  # fmt: skip
 
 
-def copy_stage(workspace: Workspace, step: Copy) -> Stage:
+def copy_stage(workspace: Workspace, step: Copy) -> NativeStep:
     """The stage of a copy. Raises LookupError where it is not of one run of bytes."""
     layouts = workspace.part.layouts
     if not (is_dense(layouts, step.source) and is_dense(layouts, step.target)):
@@ -155,25 +155,27 @@ def copy_stage(workspace: Workspace, step: Copy) -> Stage:
     x, at = workspace.locate(step.source)
     out, to = workspace.locate(step.target)
     size = layouts.bytes_of(workspace.part.plan, step.source)
-    return Stage(kind=_COPY, added=-1, rows=size, x=x, x_offset=at, out=out, out_offset=to)
+    return NativeStep(kind=_COPY, added=-1, rows=size, x=x, x_offset=at, out=out, out_offset=to)
 
 
-def loop_stage(loop: Header, steps: int, wires: Sequence[Wire]) -> tuple[Stage, object]:
+def loop_stage(loop: Header, steps: int, wires: Sequence[Wire]) -> tuple[NativeStep, object]:
     """The stage of so many steps of a loop whose addresses come by `wires`, and what must be kept with it."""
     table = (Wire * max(1, len(wires)))(*wires)
-    stage = Stage(
+    stage = NativeStep(
         kind=_LOOP, task=ctypes.addressof(loop), held_task=ctypes.addressof(table), x=len(wires), added=-1,
         rows=steps,
     )  # fmt: skip
     return stage, table
 
 
-def beside_stage(stages: Sequence[Stage], undivided: Stage | None = None) -> tuple[Stage, object]:
+def beside_stage(
+    stages: Sequence[NativeStep], undivided: NativeStep | None = None
+) -> tuple[NativeStep, object]:
     """Stages of which none reads what another makes, each for a thread of its own if there are so few threads; else one
     after the other, or `undivided`, which does the same. And what must be kept with it."""
-    table = (Stage * len(stages))(*stages)
-    other = (Stage * 1)(*([] if undivided is None else [undivided]))
-    stage = Stage(
+    table = (NativeStep * len(stages))(*stages)
+    other = (NativeStep * 1)(*([] if undivided is None else [undivided]))
+    stage = NativeStep(
         kind=_BESIDE, task=ctypes.addressof(table), added=-1, rows=len(stages),
         held_task=None if undivided is None else ctypes.addressof(other),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 
 from tilewright.errors import BuildError
 from tilewright.options import Options
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
 from .toolchain import built
 
@@ -153,7 +153,7 @@ _pools: list[Pool] = []
 _lock = threading.Lock()
 
 
-def pool(store: Store, options: Options) -> Pool:
+def pool(store: ContentStore, options: Options) -> Pool:
     """The one pool of this process, built and started on first use.
 
     Its threads end in an `atexit` hook, before the interpreter goes. Raises what `build` raises.

@@ -25,7 +25,7 @@ from tilewright.emit.source import Source
 from tilewright.errors import BuildError, CompilerMissing, KernelRefused
 from tilewright.machine_memory import memory_bytes, read_text
 from tilewright.options import Options
-from tilewright.runtime.store.cache import Store, digest
+from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target, preset
 from tilewright.tuning.input_limits import BUILD_LIMITS
 from tilewright.tuning.thresholds import CPU_WORK
@@ -229,7 +229,7 @@ def _cache_sizes(cpus: Path, cores: int) -> dict[MemoryKind, int]:
 # --- build -------------------------------------------------------------------
 
 
-def build(sources: Sequence[Source], target: Target, store: Store, options: Options) -> Path:
+def build(sources: Sequence[Source], target: Target, store: ContentStore, options: Options) -> Path:
     """One shared object from translation units, compiled side by side and linked; from the store if it is there.
 
     Raises `CompilerMissing`, `KernelRefused` with the compiler's first error lines, or another `BuildError`.
@@ -237,7 +237,7 @@ def build(sources: Sequence[Source], target: Target, store: Store, options: Opti
     return build_texts([source.text for source in sources], target.compiler_flags, store, options)
 
 
-def build_texts(texts: Sequence[str], flags: Sequence[str], store: Store, options: Options) -> Path:
+def build_texts(texts: Sequence[str], flags: Sequence[str], store: ContentStore, options: Options) -> Path:
     """As `build`, from plain texts and the flags of a target."""
     compiler = find_compiler(options)
     if compiler is None:
@@ -274,7 +274,9 @@ def _header_digest() -> str:
     return digest(*(part for h in headers for part in (h.name, h.read_bytes())))
 
 
-def _compile(compiler: Compiler, texts: Sequence[str], flags: Sequence[str], key: str, store: Store) -> Path:
+def _compile(
+    compiler: Compiler, texts: Sequence[str], flags: Sequence[str], key: str, store: ContentStore
+) -> Path:
     try:
         with tempfile.TemporaryDirectory(prefix="tilewright-build-", ignore_cleanup_errors=True) as place:
             folder = Path(place)
@@ -370,7 +372,7 @@ def load(path: Path) -> ctypes.CDLL:
         raise BuildError(f"built code does not load: {error}", phase="load") from error
 
 
-def built(texts: Sequence[str], flags: Sequence[str], store: Store, options: Options) -> ctypes.CDLL:
+def built(texts: Sequence[str], flags: Sequence[str], store: ContentStore, options: Options) -> ctypes.CDLL:
     """The library of `build_texts`, loaded; built once more, for this process, if another one has emptied the cache
     meanwhile. Raises what both raise."""
     path = build_texts(texts, flags, store, options)
@@ -379,4 +381,4 @@ def built(texts: Sequence[str], flags: Sequence[str], store: Store, options: Opt
     except BuildError:
         if path.exists():
             raise
-        return load(build_texts(texts, flags, Store(None), options))
+        return load(build_texts(texts, flags, ContentStore(None), options))

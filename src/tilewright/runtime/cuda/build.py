@@ -14,7 +14,7 @@ from pathlib import Path
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.store.cache import Store, digest
+from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target
 
 from . import triton_compat
@@ -31,7 +31,7 @@ _FORMAT = "triton-3"  # part of every key: raise it when the meaning of an entry
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltKernel:
     """A kernel in machine code: the folder of its entry in the store, and its facts."""
 
     folder: Path
@@ -70,7 +70,7 @@ def job_of(source: TritonSource, target: Target) -> Job:
     )
 
 
-def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store) -> list[Built]:
+def build_kernels(sources: Sequence[TritonSource], target: Target, store: ContentStore) -> list[BuiltKernel]:
     """One kernel for each source, in order. Needs no GPU.
 
     Raises KernelRefused for those that do not build, with Triton's words for the first, SharedMemoryExceeded for one
@@ -132,7 +132,7 @@ def _refusal(answer: str) -> str:
     return str(parts.get("error", "")) if isinstance(parts, dict) else ""
 
 
-def _stored(store: Store, key: str, job: str, answer: str) -> Path:
+def _stored(store: ContentStore, key: str, job: str, answer: str) -> Path:
     """The entry of a worker's answer."""
     try:
         parts = json.loads(answer)
@@ -150,13 +150,13 @@ def _stored(store: Store, key: str, job: str, answer: str) -> Path:
     return store.put(key, files)
 
 
-def _loaded(folder: Path | None) -> Built:
+def _loaded(folder: Path | None) -> BuiltKernel:
     assert folder is not None
     try:
         facts = (folder / FACTS).read_text(encoding="utf-8")
     except OSError as error:
         raise _gone(error) from error
-    return Built(folder, KernelFacts.from_json(facts))
+    return BuiltKernel(folder, KernelFacts.from_json(facts))
 
 
 def _gone(error: OSError) -> BuildError:

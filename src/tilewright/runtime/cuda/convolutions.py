@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 from tilewright.library.fuse_convolutions import FusedForm
 from tilewright.library.offers.offer import channels_last
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
-from tilewright.runtime.store.cache import Store, digest
+from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target
 
 from .replays import replayed_seconds
@@ -38,7 +38,7 @@ class ConvolutionTimer:
     """Measures convolutions on `device`, at the sizes of `hints`; what it finds stays in `store`."""
 
     target: Target
-    store: Store
+    store: ContentStore
     hints: SizeHints
     device: str
     known: dict[str, str] = field(default_factory=dict)

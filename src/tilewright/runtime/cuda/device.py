@@ -15,7 +15,7 @@ from tilewright.tuning.thresholds import GPU_WORK
 from . import triton_compat
 
 
-class Properties(Protocol):
+class DeviceProperties(Protocol):
     """What torch tells of a device, as far as it is read here."""
 
     @property
@@ -56,7 +56,7 @@ def gpu_target(ordinal: int) -> Target:
     return target_of(torch.cuda.get_device_properties(ordinal))
 
 
-def target_of(found: Properties) -> Target:
+def target_of(found: DeviceProperties) -> Target:
     """The newest preset that is not newer than the device, with the device's own numbers where it tells them."""
     arch = 10 * found.major + found.minor
     known = {int(t.arch): t for t in PRESETS.values() if t.backend == "cuda"}
@@ -92,7 +92,7 @@ def singles_may_round() -> bool:
         return getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee") == "tf32"
 
 
-def _bandwidth(found: Properties) -> float:
+def _bandwidth(found: DeviceProperties) -> float:
     """Bytes per second that a copy reaches, of clock (kHz, two transfers each) and width (bits); 0 if not told."""
     clock, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
     return GPU_WORK.reached_bandwidth_ratio * 2e3 * clock * width / 8

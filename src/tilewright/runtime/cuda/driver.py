@@ -21,9 +21,9 @@ from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import built
 from tilewright.runtime.plan import reading
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
-from .build import Built
+from .build import BuiltKernel
 
 SOURCE = Path(__file__).parents[1] / "native" / "launch_cuda.cpp"
 LIBRARY = "libcuda.so.1"
@@ -87,7 +87,7 @@ class Loaded:
 class Driver:
     """The driver's library, opened once for a process. Raises BuildError where there is none."""
 
-    def __init__(self, store: Store, options: Options, library: str = LIBRARY) -> None:
+    def __init__(self, store: ContentStore, options: Options, library: str = LIBRARY) -> None:
         text = "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
         native = built([text], (), store, options)
         place, number = ctypes.c_void_p, ctypes.c_int64
@@ -169,7 +169,7 @@ class Device:
         if code:
             raise self.driver.run_failed(-code)
 
-    def load(self, built: Built) -> Loaded:
+    def load(self, built: BuiltKernel) -> Loaded:
         """Make `built` runnable; each kernel is loaded once."""
         key = built.folder.name
         with self._lock:
@@ -178,7 +178,7 @@ class Device:
                 found = self._loaded[key] = self._load(built)
             return found
 
-    def _load(self, built: Built) -> Loaded:
+    def _load(self, built: BuiltKernel) -> Loaded:
         kernel, used = _Kernel(), (ctypes.c_int * 2)()
         facts, image = built.facts, ctypes.create_string_buffer(built.code)
         code = self.driver.native.tw_cuda_load(
@@ -193,7 +193,7 @@ _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 
 
-def device(ordinal: int, store: Store, options: Options) -> Device:
+def device(ordinal: int, store: ContentStore, options: Options) -> Device:
     """GPU number `ordinal` of this process. Raises what `build` raises, BuildError without a driver."""
     with _lock:
         if ordinal not in _devices:

@@ -26,7 +26,7 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Executable, Guards
 from tilewright.runtime.plan.known_sizes import Bound, Result
-from tilewright.runtime.plan.launch import Unit, raise_error
+from tilewright.runtime.plan.launch import BuiltUnit, raise_error
 from tilewright.runtime.plan.verified import Checks
 from tilewright.tuning.input_limits import KEPT_MEMORY
 
@@ -47,7 +47,7 @@ class CudaBound(Bound):
         self,
         plan: Plan,
         sizes: dict[str, Number],
-        unit: Unit | None,
+        unit: BuiltUnit | None,
         constants: Sequence[Tensor],
         ordinal: int,
         checks: Checks | None = None,
@@ -97,7 +97,7 @@ class CudaExecutable(Executable):
         self,
         plan: Plan,
         constants: Sequence[Tensor] = (),
-        unit: Unit | None = None,
+        unit: BuiltUnit | None = None,
         *,
         guards: Guards = CHECKED,
         graphs: Graphs | None = None,

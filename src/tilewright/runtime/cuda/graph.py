@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import UnsupportedError
-from tilewright.plan.data import Call, Home, Plan
+from tilewright.plan.data import CallStep, Home, Plan
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Bound, Result
 from tilewright.runtime.plan.launch import raise_error
@@ -58,7 +58,7 @@ def refusal(plan: Plan) -> str:
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
         if (
-            isinstance(s, Call)
+            isinstance(s, CallStep)
             and s.call.reason in UNCAPTURED
             and not (s.call.reason == "random" and _is_seeded(s))
         ):
@@ -66,9 +66,9 @@ def refusal(plan: Plan) -> str:
             if why:
                 return f"{s.call.name} ({why})"
             continue
-        if isinstance(s, Call) and s.call.is_collective:
+        if isinstance(s, CallStep) and s.call.is_collective:
             return f"{s.call.name} (other processes take part)"
-        if isinstance(s, Call) and not s.call.pure and not _is_seeded(s):
+        if isinstance(s, CallStep) and not s.call.pure and not _is_seeded(s):
             return f"{s.call.name} (has effects)"
     if any(b.home is Home.NUMBER for b in plan.buffers):
         return "a number is read back from the device"
@@ -78,10 +78,10 @@ def refusal(plan: Plan) -> str:
 def draws_numbers(plan: Plan) -> bool:
     """Whether a call may draw random numbers from torch's generator (dropout, attention with it, a loop of such steps).
     torch then counts them at each replay."""
-    return any(isinstance(s, Call) and _is_seeded(s) for segment in plan.segments for s in segment.steps)
+    return any(isinstance(s, CallStep) and _is_seeded(s) for segment in plan.segments for s in segment.steps)
 
 
-def _is_seeded(step: Call) -> bool:
+def _is_seeded(step: CallStep) -> bool:
     function = step.call.function
     return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(
         function, "draws", False

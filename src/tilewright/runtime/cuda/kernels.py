@@ -21,7 +21,7 @@ from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.launch import Launching
 from tilewright.tuning.thresholds import GPU_WORK
 
-from .build import Built
+from .build import BuiltKernel
 from .descriptors import Tensor, maps, tensors
 from .driver import Device, current_stream
 
@@ -31,7 +31,7 @@ MAX_GRID_BLOCKS = (1 << 31) - 1
 UNBUILT = -1_000_000
 """What a launch gives that needs a variant which is not built, as the native side has it."""
 
-Build = Callable[[Sequence[TritonSource]], Sequence[Built]]
+Build = Callable[[Sequence[TritonSource]], Sequence[BuiltKernel]]
 Print = Callable[[int, Variant], TritonSource]
 """The source of a kernel (by number) in one variant."""
 
@@ -97,7 +97,7 @@ class Ready:
     later: tuple[int, Variant]
     shown: tuple[Tensor, ...] = ()
 
-    def check(self, source: TritonSource, built: Built) -> None:
+    def check(self, source: TritonSource, built: BuiltKernel) -> None:
         """Raise VerifyError if another variant takes other arguments."""
         if _shape(source.arguments) != _shape(self.arguments) or built.facts.hidden != self.hidden:
             raise VerifyError("variants of a kernel differ in their arguments", phase="run", op=source.entry)
@@ -121,7 +121,7 @@ class CudaUnit:
         symbols: Sequence[str],
         compiler: VariantCompiler,
         device: Device,
-        known: Mapping[tuple[int, Variant], tuple[TritonSource, Built]] = MappingProxyType({}),
+        known: Mapping[tuple[int, Variant], tuple[TritonSource, BuiltKernel]] = MappingProxyType({}),
         buckets: Mapping[int, Sequence[tuple[Expr, int]]] = MappingProxyType({}),
     ) -> None:
         """`symbols`: names of sizes in the order in which `prepare` gets them. `buckets[k]`: kernels that stand for k

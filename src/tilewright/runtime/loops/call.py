@@ -18,7 +18,7 @@ from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import LOOP_LIMITS
 
 from .body import LoopBody, largest
-from .cuda_graph import GraphLoop, Recorder, refusal_of
+from .cuda_graph import DeviceRecorder, GraphLoop, refusal_of
 from .native import NativeLoop, native_places
 from .rows import RowLoop, RowParts
 
@@ -36,7 +36,7 @@ class LoopRunner:
         loop: Loop,
         bodies: Sequence[LoopBody],
         native: Callable[..., int] | None = None,
-        recorder: Recorder | None = None,
+        recorder: DeviceRecorder | None = None,
         meaning: Callable[..., object] | None = None,
         rows: tuple[int, int, LoopRunner] | None = None,
     ) -> None:

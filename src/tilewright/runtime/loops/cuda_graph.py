@@ -23,7 +23,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Loop
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
-from tilewright.plan.data import Call, Plan
+from tilewright.plan.data import CallStep, Plan
 from tilewright.runtime.cuda.graph import copy_all, draws_numbers, refusal
 from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.arguments import Argument
@@ -39,7 +39,7 @@ UNCHECKED = frozenset({"contraction", "convolution"})
 """Reasons of library calls that take any numbers."""
 
 
-class Recorder(Protocol):
+class DeviceRecorder(Protocol):
     """Writes down what a function does on a device."""
 
     checked: bool
@@ -90,7 +90,7 @@ class _Sizes:
     chunks: dict[int, _Chunk] = field(default_factory=dict)
 
 
-def recorder(unit: object, ordinal: int) -> Recorder:
+def recorder(unit: object, ordinal: int) -> DeviceRecorder:
     """What records steps that run the kernels of `unit` on device number `ordinal`."""
     if not isinstance(unit, CudaUnit):
         return StepRecorder(ordinal, None, checked=False)
@@ -107,7 +107,7 @@ def refusal_of(loop: Loop, plan: Plan, checked: bool) -> str:
         return why
     if loop.backwards:
         return "it runs backwards until data end it"
-    calls = (s.call for segment in plan.segments for s in segment.steps if isinstance(s, Call))
+    calls = (s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep))
     if checked or any(call.reason not in UNCHECKED for call in calls):
         return "a step behind its end could find an index out of range"
     return ""
@@ -116,7 +116,9 @@ def refusal_of(loop: Loop, plan: Plan, checked: bool) -> str:
 class GraphLoop:
     """The graphs of one loop. Safe to call from several threads, which take turns for the same sizes."""
 
-    def __init__(self, loop: Loop, bodies: Sequence[LoopBody], recorder: Recorder, refused: str = "") -> None:
+    def __init__(
+        self, loop: Loop, bodies: Sequence[LoopBody], recorder: DeviceRecorder, refused: str = ""
+    ) -> None:
         """`bodies`: what does a single step, and perhaps what does a few at once (a power of two, as the lengths of
         graphs are). `refused`: why no graph can be made; empty if one can, as far as is known."""
         self.loop = loop

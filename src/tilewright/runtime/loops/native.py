@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tilewright.ir.graph import Loop
 from tilewright.options import Options
-from tilewright.plan.data import Call, Copy, Home, Launches, Plan, View
+from tilewright.plan.data import CallStep, Copy, Home, Launches, Plan, View
 from tilewright.runtime.cpu.native_steps import (
+    CarriedState,
     Header,
-    Stage,
-    State,
+    NativeStep,
     StepOperand,
     Tables,
     Wire,
@@ -33,7 +33,7 @@ from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.known_sizes import Bound
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import empty_strided, torch_dtype
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.tuning.input_limits import LOOP_LIMITS
 
 SOURCE = Path(__file__).parents[1] / "native" / "loop.cpp"
@@ -41,7 +41,7 @@ _functions: list[Callable[..., int]] = []
 _lock = threading.Lock()
 
 
-def loop_function(store: Store, options: Options) -> Callable[..., int]:
+def loop_function(store: ContentStore, options: Options) -> Callable[..., int]:
     """The native `tw_loop_run`, built on first use. Raises what `build_texts` raises."""
     with _lock:
         if not _functions:
@@ -57,7 +57,7 @@ def loop_function(store: Store, options: Options) -> Callable[..., int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ChangingBuffers:
     """The buffers of a body's plan that change from step to step. `made[k]` is the buffer of body output k; outputs
     that are one value have one buffer."""
 
@@ -68,7 +68,7 @@ class Places:
     made: tuple[int, ...]
 
 
-def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> Places | None:
+def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> ChangingBuffers | None:
     """Where a body's plan has what changes; None if a step of it needs Python. `order[k]` is the number of the plan's
     output that is body output k."""
     outputs = [o for o in plan.outputs if isinstance(o, int)]
@@ -84,7 +84,7 @@ def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> Places | None
         match step:
             case Launches() | View() | Copy():
                 pass
-            case Call():
+            case CallStep():
                 if linear_of(step.call.function) is None or step.guarded or len(step.outputs) != 1:
                     return None
             case _:
@@ -95,7 +95,7 @@ def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> Places | None
     state = made[loop.conditional : loop.conditional + loop.carried]
     if len(set(state)) < len(state):
         return None
-    return Places(
+    return ChangingBuffers(
         tensors[0], tuple(tensors[1:first]), tuple(tensors[first:second]), tuple(tensors[second:]), made
     )
 
@@ -103,7 +103,7 @@ def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> Places | None
 class NativeLoop:
     """A loop under exact sizes, with memory of its own, for one caller at a time."""
 
-    def __init__(self, loop: Loop, places: Places, bound: Bound, run: Callable[..., int]) -> None:
+    def __init__(self, loop: Loop, places: ChangingBuffers, bound: Bound, run: Callable[..., int]) -> None:
         """Raises LookupError where a buffer lies in another way than stages read it."""
         self.loop, self.places, self.run, self.bound = loop, places, run, bound
         self.part = bound.first
@@ -133,7 +133,7 @@ class NativeLoop:
         self.count = len(stages)
         self.step_ns = sum(map(self.workspace.takes, self.part.segment.steps))
         """What a step takes one core."""
-        self.stages = (Stage * max(1, self.count))(*stages)
+        self.stages = (NativeStep * max(1, self.count))(*stages)
         self._prepare()
 
     def _hold(self, t: Tensor) -> Tensor:
@@ -157,13 +157,13 @@ class NativeLoop:
         """Bytes of buffer `b`."""
         return self.layouts.bytes_of(self.plan, b)
 
-    def _stages(self) -> list[Stage]:
-        stages: list[Stage] = []
+    def _stages(self) -> list[NativeStep]:
+        stages: list[NativeStep] = []
         for step in self.part.segment.steps:
             match step:
                 case Launches():
                     stages.append(self.tables.launches(step))
-                case Call():
+                case CallStep():
                     stages.append(product_stage(self.workspace, step))
                 case Copy():
                     stages.append(copy_stage(self.workspace, step))
@@ -185,7 +185,7 @@ class NativeLoop:
         self.parts = (StepOperand * max(1, len(moving)))(
             *(StepOperand(slot=b, step=self.bytes_of(b)) for b in moving)
         )
-        self.states = (State * max(1, loop.carried))()
+        self.states = (CarriedState * max(1, loop.carried))()
         self.part_rows = list(self.parts)[: len(moving)]
         self.state_rows = list(self.states)[: loop.carried]
         for row, into, out, ring in zip(self.state_rows, places.carried, self.made, self.rings, strict=True):
@@ -250,9 +250,9 @@ class NativeLoop:
         ]
         for row, first, last in zip(self.state_rows, state, ends, strict=True):
             at = ctypes.addressof(row)
-            wires += [(at + State.first.offset, first), (at + State.last.offset, last)]
+            wires += [(at + CarriedState.first.offset, first), (at + CarriedState.last.offset, last)]
             if row.stacked:
-                wires.append((at + State.even.offset, stacks[row.out]))
+                wires.append((at + CarriedState.even.offset, stacks[row.out]))
         at = self.bases.buffer_info()[0]
         wires += [(at + 8 * b, place) for b, place in zip(self.places.outer, outer, strict=True)]
         return [Wire(to=to, slot=slot, offset=offset) for to, (slot, offset) in wires]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tilewright.runtime.cpu.native_steps import Header, Stage, beside_stage, loop_stage
+from tilewright.runtime.cpu.native_steps import Header, NativeStep, beside_stage, loop_stage
 from tilewright.runtime.plan.launch import raise_error
 
 from .native import NativeLoop, Place
@@ -29,14 +29,14 @@ class RowParts:
     def stage(
         self, steps: int, state: Sequence[Place], sliced: Sequence[Place], outer: Sequence[Place],
         made: Sequence[Place],
-    ) -> Stage:  # fmt: skip
+    ) -> NativeStep:  # fmt: skip
         """So many steps on operands and results that lie there: the parts side by side, or the whole. Raises
         LookupError where two results are one value."""
         undivided, table = loop_stage(
             self.undivided.header, steps, self.undivided.wires(state, sliced, outer, made)
         )
         self.kept.append(table)
-        stages: list[Stage] = []
+        stages: list[NativeStep] = []
         for number, part in enumerate(self.parts):
             own = part.places
             places = [
@@ -82,7 +82,7 @@ class RowLoop:
         ends = [undivided.empty(b) for b in undivided.made]
         if steps != self.steps:
             self.loop.kept.clear()
-            self.table = (Stage * 1)(self.loop.stage(steps, *self.groups))
+            self.table = (NativeStep * 1)(self.loop.stage(steps, *self.groups))
             self.header = Header(
                 bases=self.bases.buffer_info()[0], stages=ctypes.addressof(self.table), count=1, last=-1
             )

@@ -22,7 +22,7 @@ from tilewright.library.offers.offer import FrozenAttention
 from tilewright.tuning.thresholds import OWN_KERNELS
 
 
-class Owner(Protocol):
+class AttentionOwner(Protocol):
     """What of the built library is needed here."""
 
     @property
@@ -52,7 +52,7 @@ class _Task(ctypes.Structure):
     )
 
 
-def attention_call(owner: Owner, given: FrozenAttention) -> LibraryCall | None:
+def attention_call(owner: AttentionOwner, given: FrozenAttention) -> LibraryCall | None:
     """The call for attention on q, k, v (and an open mask); None where torch's is the better choice."""
     task = given.task
     keys, depth = dims.static(task.k[2]), dims.static(task.q[3])
@@ -74,7 +74,7 @@ def attention_call(owner: Owner, given: FrozenAttention) -> LibraryCall | None:
 class _Routine(Routine):
     """Attention of a task, with a mask that is frozen if there is one."""
 
-    owner: Owner
+    owner: AttentionOwner
     task: Attention
     mask: Tensor | None
 
@@ -83,7 +83,7 @@ class _Routine(Routine):
         return _function(self.owner, self.task, self.mask)
 
 
-def _function(owner: Owner, task: Attention, fixed: Tensor | None) -> Callable[..., Tensor]:
+def _function(owner: AttentionOwner, task: Attention, fixed: Tensor | None) -> Callable[..., Tensor]:
     run, scratch, threads, causal = owner.run_attention, owner.scratch, owner.threads, task.causal
     shared = not dims.equal(task.q[1], task.k[1])
 

@@ -14,7 +14,7 @@ from tilewright.runtime.plan.tensors import same_layout
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvWindow:
     """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x), and how much more padding
     is behind the image than in front of it. One over lines has height 1."""
 
@@ -57,7 +57,7 @@ class Window:
         return out[0], out[1]
 
 
-def window_of(task: FrozenProduct, weight: Tensor) -> Window | None:
+def window_of(task: FrozenProduct, weight: Tensor) -> ConvWindow | None:
     """The window of a convolution over lines or images; None if the task is another one."""
     rank = weight.dim() - 2
     if rank not in (1, 2) or any(len(n) != rank for n in (task.stride, task.padding, task.dilation)):
@@ -66,7 +66,7 @@ def window_of(task: FrozenProduct, weight: Tensor) -> Window | None:
     both = [
         (n[0], n[1]) if rank == 2 else (alone, n[0]) for n, alone in zip(numbers, (1, 1, 0, 1), strict=True)
     ]
-    window = Window(*both) if min(task.padding) >= 0 else None
+    window = ConvWindow(*both) if min(task.padding) >= 0 else None
     if window is None or not task.uneven:
         return window
     front, behind = zip(*((0, 0), *task.uneven)[-2:], strict=True)

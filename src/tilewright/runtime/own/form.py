@@ -20,8 +20,8 @@ from tilewright.ir.sizes import dims
 from tilewright.library.offers.offer import Epilogue, FrozenProduct, Fusible, channels_last
 from tilewright.runtime.plan.tensors import same_layout
 
-from .conv_window import Window, dense, laid_out
-from .native import LINEAR, Linear, Packed, Prepared, Task, once
+from .conv_window import ConvWindow, dense, laid_out
+from .native import LINEAR, Linear, Packed, PreparedProduct, Task, once
 
 ACTIVATIONS = (
     "none", "relu", "clamp", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
@@ -31,7 +31,7 @@ ACTIVATIONS = (
 PLAIN = "none"
 
 
-class Way(Enum):
+class NativeMethod(Enum):
     """How the native side does it."""
 
     SUMS = "sums"
@@ -45,7 +45,7 @@ class Owner(Protocol):
     @property
     def panel(self) -> int: ...
     @property
-    def runs(self) -> Mapping[Way, Routine]: ...
+    def runs(self) -> Mapping[NativeMethod, NativeFunction]: ...
     @property
     def scratch(self) -> int: ...
     @property
@@ -53,7 +53,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Routine:
+class NativeFunction:
     """A function of the native side, and where it lies."""
 
     run: Callable[..., object]
@@ -69,16 +69,16 @@ def padded(bias: Tensor | None, panel: int) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Form(Fusible):
+class FusedProduct(Fusible):
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
 
     owner: Owner
     weight: Packed
     bias: Tensor | None
     sizes: tuple[int, ...]
-    window: Window | None
+    window: ConvWindow | None
     task: FrozenProduct
-    way: Way = Way.SUMS
+    way: NativeMethod = NativeMethod.SUMS
     plain: Tensor | None = None
     """The weight as it came."""
     activation: str = PLAIN
@@ -125,7 +125,7 @@ class Form(Fusible):
             for name, body in activations().items()
             if name in ACTIVATIONS
         ]
-        if not self.added and self.way is not Way.DEPTHWISE:
+        if not self.added and self.way is not NativeMethod.DEPTHWISE:
             found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
         if not self.added and self.bias is None:
             found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
@@ -177,11 +177,11 @@ class Form(Fusible):
 
         def prepared(
             shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
-        ) -> Prepared | None:
+        ) -> PreparedProduct | None:
             out_shape = (*shape[:-1], columns)
             if not dense(shape, strides) or not dense(out_shape, out_strides):
                 return None
-            return Prepared(ctypes.addressof(native()), math.prod(shape) // length, length)
+            return PreparedProduct(ctypes.addressof(native()), math.prod(shape) // length, length)
 
         LINEAR[linear] = Linear(routine.address, prepared)
         return linear
@@ -190,7 +190,7 @@ class Form(Fusible):
         """What runs for x [batch, channel, height, width]."""
         routine, threads, form = self.owner.runs[self.way], self.owner.threads, self
         run = routine.run
-        known: dict[torch.Size, Place] = {}
+        known: dict[torch.Size, ConvolutionPlace] = {}
 
         def convolution(x: Tensor, added: Tensor | None = None) -> Tensor:
             place = known.get(x.shape)
@@ -208,7 +208,7 @@ class Form(Fusible):
 
         def prepared(
             shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
-        ) -> Prepared | None:
+        ) -> PreparedProduct | None:
             size = torch.Size(shape)
             place = known.get(size)
             if place is None:
@@ -216,12 +216,12 @@ class Form(Fusible):
             laid = same_layout(shape, strides, place.source) and same_layout(
                 place.shape, out_strides, place.strides
             )
-            return Prepared(place.address, place.rows, place.inner) if laid else None
+            return PreparedProduct(place.address, place.rows, place.inner) if laid else None
 
         LINEAR[convolution] = Linear(routine.address, prepared)
         return convolution
 
-    def place(self, shape: torch.Size) -> Place:
+    def place(self, shape: torch.Size) -> ConvolutionPlace:
         """The product for images of this shape."""
         assert self.window is not None
         w, (batch, channels), (height, width) = self.window, shape[:2], (1, *shape[2:])[-2:]
@@ -229,23 +229,23 @@ class Form(Fusible):
         space = (out_height, out_width)[4 - len(shape) :]
         zeros = torch.zeros(channels)
         places: dict[str, int] = {}
-        if not w.pointwise or self.way is Way.DEPTHWISE:
+        if not w.pointwise or self.way is NativeMethod.DEPTHWISE:
             places = {
                 "zeros": zeros.data_ptr(), "height": height, "width": width, "out_height": out_height,
                 "out_width": out_width, "kernel_width": w.kernel[1], "stride_y": w.stride[0], "stride_x": w.stride[1],
                 "pad_y": w.padding[0], "pad_x": w.padding[1], "dilate_y": w.dilation[0], "dilate_x": w.dilation[1],
-                "run": w.run if self.way is Way.SUMS else 1, "line": width * channels,
+                "run": w.run if self.way is NativeMethod.SUMS else 1, "line": width * channels,
             }  # fmt: skip
             if places["run"] > 1:
                 places |= {"width": width - w.run + 1, "kernel_width": 1}
         kept: list[object] = []
-        if self.way is Way.WINOGRAD:
+        if self.way is NativeMethod.WINOGRAD:
             assert self.plain is not None
             kept.append(plain := self.plain.detach().contiguous())
             places |= {"plain": plain.data_ptr(), "scratch": self.owner.scratch}
         native = self.native(**places)
         columns = self.sizes[0]
-        return Place(
+        return ConvolutionPlace(
             (batch, columns, *space),
             (out_height * out_width * columns, 1, *(out_width * columns, columns)[4 - len(shape) :]),
             (height * width * channels, 1, *(width * channels, channels)[4 - len(shape) :]),
@@ -257,7 +257,7 @@ class Form(Fusible):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class ConvolutionPlace:
     """A convolution for one shape of images: of the result, strides; those of x; rows, channels; what the native side
     reads."""
 

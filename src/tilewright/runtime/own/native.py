@@ -16,7 +16,7 @@ from torch import Tensor
 from tilewright.ir.graph import bind
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import built
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name
@@ -63,7 +63,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedProduct:
     """A product for one shape of x, as the native side runs it: the address of its task, the rows of the result, and
     how far apart those of x begin."""
 
@@ -78,7 +78,7 @@ class Linear:
     result of these strides (None: it does not take them so)."""
 
     function: int
-    prepared: Callable[[Sequence[int], Sequence[int], Sequence[int]], Prepared | None]
+    prepared: Callable[[Sequence[int], Sequence[int], Sequence[int]], PreparedProduct | None]
 
 
 LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()
@@ -101,7 +101,7 @@ _libraries: dict[tuple[object, ...], ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
-def load_library(flags: tuple[str, ...], store: Store, options: Options) -> ctypes.CDLL:
+def load_library(flags: tuple[str, ...], store: ContentStore, options: Options) -> ctypes.CDLL:
     """The native side for a compiler and its flags: the same for the whole process. Raises what `build` raises."""
     key = (*flags, options.compiler, os.environ.get("CXX"))
     with _lock:

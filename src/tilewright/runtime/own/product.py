@@ -20,13 +20,13 @@ from tilewright.library.offers.offer import FrozenAttention, FrozenProduct, Make
 from tilewright.options import Options
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.runtime.cpu.pool import pool
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import Target
 from tilewright.tuning.thresholds import OWN_KERNELS
 
 from .attention import attention_call
-from .conv_window import Window, window_of
-from .form import Form, Routine, Way, padded
+from .conv_window import ConvWindow, window_of
+from .form import FusedProduct, NativeFunction, NativeMethod, padded
 from .native import Packed, load_library, once
 from .winograd import fits, pack
 
@@ -37,25 +37,27 @@ _NOT_FINITE, _DENORMAL = 1, 2
 """What `tw_look` says of a weight, as bits."""
 
 
-def maker(target: Target, store: Store, options: Options, *, pack_lazily: bool = False) -> Maker:
+def maker(target: Target, store: ContentStore, options: Options, *, pack_lazily: bool = False) -> Maker:
     """What `library.specialise` asks; it is built (or loaded) when it is asked first."""
-    made: list[Products] = []
+    made: list[ProductCalls] = []
 
     def make(task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         if not made:
-            made.append(Products(target, store, options, pack_lazily=pack_lazily))
+            made.append(ProductCalls(target, store, options, pack_lazily=pack_lazily))
         return made[0](task)
 
     return make
 
 
-class Products:
+class ProductCalls:
     """Makes calls for products with frozen weights and for attention; give an instance to `library.specialise`.
 
     With `pack_lazily`, weights are packed by the first call that reads them: whoever runs the calls must see to it that
     the weights do not change before. Raises what `build` raises."""
 
-    def __init__(self, target: Target, store: Store, options: Options, *, pack_lazily: bool = False) -> None:
+    def __init__(
+        self, target: Target, store: ContentStore, options: Options, *, pack_lazily: bool = False
+    ) -> None:
         library = load_library(target.compiler_flags, store, options)
         threads = pool(store, options)
         for name in ("tw_panel", "tw_lanes", "tw_look", "tw_winograd_panel"):
@@ -75,7 +77,7 @@ class Products:
         self._pack_native.restype = None
         self._look_native = library.tw_look
         self._look_native.argtypes = [place, count, count]
-        self.runs = {way: _routine(library, way) for way in Way}
+        self.runs = {way: _routine(library, way) for way in NativeMethod}
         self.floats = library.tw_attention_floats
         self.floats.restype = count
         self.floats.argtypes = [count, count]
@@ -108,27 +110,27 @@ class Products:
             return None
         taps = weight[0, 0].numel() if weight.dim() > 2 else 1
         sizes = (weight.shape[0], weight.shape[1], taps)
-        return Form(
+        return FusedProduct(
             self, self._packed_later(usable, way), padded(bias, self.panel), sizes, window, task, way, usable
         ).call()
 
-    def _way(self, task: FrozenProduct, weight: Tensor, window: Window | None) -> Way | None:
+    def _way(self, task: FrozenProduct, weight: Tensor, window: ConvWindow | None) -> NativeMethod | None:
         """How a product is done; None where it is not."""
         if not task.stride:
-            return None if task.fewer_products else Way.SUMS
+            return None if task.fewer_products else NativeMethod.SUMS
         if window is None:
             return None
         if task.fewer_products:
             return (
-                Way.WINOGRAD
+                NativeMethod.WINOGRAD
                 if task.groups == 1 and weight.dim() == 4 and fits(window, weight, task.shape)
                 else None
             )
         if not self._fits(weight, window, task.groups):
             return None
-        return Way.DEPTHWISE if task.groups > 1 else Way.SUMS
+        return NativeMethod.DEPTHWISE if task.groups > 1 else NativeMethod.SUMS
 
-    def _fits(self, weight: Tensor, window: Window, groups: int) -> bool:
+    def _fits(self, weight: Tensor, window: ConvWindow, groups: int) -> bool:
         columns, inner = weight.shape[0], weight.shape[1]
         if groups > 1:  # each channel on its own
             return groups == columns and inner == 1 and weight[0, 0].numel() <= MAX_DEPTHWISE_TAPS
@@ -147,14 +149,14 @@ class Products:
             found = self._unusual(weight)
         return None if found & _NOT_FINITE else weight
 
-    def _packed_later(self, weight: Tensor, way: Way) -> Packed:
+    def _packed_later(self, weight: Tensor, way: NativeMethod) -> Packed:
         """Gives the weight as the native side reads it."""
         match way:
-            case Way.SUMS:
+            case NativeMethod.SUMS:
                 packed = once(functools.partial(self._packed, weight))
-            case Way.DEPTHWISE:
+            case NativeMethod.DEPTHWISE:
                 packed = once(functools.partial(self._packed_depthwise, weight))
-            case Way.WINOGRAD:
+            case NativeMethod.WINOGRAD:
                 packed = once(functools.partial(pack, weight, self.winograd_panel))
         if not self._pack_lazily:
             packed()
@@ -183,12 +185,16 @@ class Products:
         return pad(flat.t(), (0, -flat.shape[0] % self.lanes)).contiguous()
 
 
-_FUNCTIONS = {Way.SUMS: "tw_product", Way.DEPTHWISE: "tw_depthwise", Way.WINOGRAD: "tw_winograd"}
+_FUNCTIONS = {
+    NativeMethod.SUMS: "tw_product",
+    NativeMethod.DEPTHWISE: "tw_depthwise",
+    NativeMethod.WINOGRAD: "tw_winograd",
+}
 
 
-def _routine(library: ctypes.CDLL, way: Way) -> Routine:
+def _routine(library: ctypes.CDLL, way: NativeMethod) -> NativeFunction:
     run = getattr(library, _FUNCTIONS[way])
     place, count = ctypes.c_void_p, ctypes.c_int64
     run.restype = None
     run.argtypes = [place, place, count, count, place, place, count]
-    return Routine(run, ctypes.cast(run, place).value or 0)
+    return NativeFunction(run, ctypes.cast(run, place).value or 0)

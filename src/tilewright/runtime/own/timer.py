@@ -28,7 +28,7 @@ from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.pool import running
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
-from tilewright.runtime.store.cache import Store, digest
+from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import COMPARISON, TIMER
 from tilewright.tuning.thresholds import LIBRARY, SIZES
@@ -47,7 +47,7 @@ class Timer:
     """Finds which `TimedOffer` is the fastest, with the threads in use. `sizes` are example values of size symbols."""
 
     target: Target
-    store: Store
+    store: ContentStore
     options: Options
     sizes: Mapping[str, int]
     spent: float = 0.0

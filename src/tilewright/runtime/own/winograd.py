@@ -15,13 +15,13 @@ from tilewright.rewrite.winograd import THREE, TWO, weights_of
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.tuning.thresholds import OWN_KERNELS
 
-from .conv_window import Window
+from .conv_window import ConvWindow
 
 TILE = len(TWO.back), len(THREE.back)
 """Places of the result, down and across, that are made together."""
 
 
-def fits(window: Window, weight: Tensor, shape: Sequence[Expr]) -> bool:
+def fits(window: ConvWindow, weight: Tensor, shape: Sequence[Expr]) -> bool:
     """Whether it is a convolution of 3 x 3 that moves by one place, with channels enough that what is turned pays,
     and a result `shape` large enough that reading more weights does."""
     one, (images, _, *space) = (1, 1), map(dims.static, shape)

@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
+from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, PlanSegment, Step, View
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
@@ -24,7 +24,7 @@ from tilewright.tuning.thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
-from .launch import Launching, Unit
+from .launch import BuiltUnit, Launching
 from .reading import Lies, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
@@ -65,7 +65,7 @@ class Layouts:
         return (reach + 1) * plan.buffers[b].spec.dtype.bytes
 
 
-def check_preconditions(segment: Segment, sizes: Mapping[str, Number]) -> None:
+def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
     """Raise NoElements unless `sizes` fulfil what the segment requires."""
     for p in segment.preconditions:
         if size(p.size, sizes) == 0:
@@ -79,7 +79,7 @@ class BoundSegment:
     """One segment under exact sizes: what to allocate and what to do."""
 
     def __init__(
-        self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None,
+        self, plan: Plan, segment: PlanSegment, number: int, sizes: Mapping[str, Number], unit: BuiltUnit | None,
         checks: Checks | None = None,
     ) -> None:  # fmt: skip
         self.checks = checks
@@ -136,13 +136,13 @@ class BoundSegment:
         device = torch.device(self.plan.device)
         return Promise(torch_dtype(spec.dtype), device, rank, layouts.shapes[b] if ready else None, strides)
 
-    def receive_measured(self, before: Segment, tensors: Tensors) -> None:
+    def receive_measured(self, before: PlanSegment, tensors: Tensors) -> None:
         """Hold results whose sizes were unknown when their call, the last step of the segment `before`, ended against
         what was promised."""
         last = before.steps[-1] if before.steps else None
-        for k, b in enumerate(last.outputs if isinstance(last, Call) else ()):
+        for k, b in enumerate(last.outputs if isinstance(last, CallStep) else ()):
             if (
-                isinstance(last, Call)
+                isinstance(last, CallStep)
                 and self.plan.buffers[b].home is not Home.NUMBER
                 and tensors[b] is not None
             ):
@@ -202,7 +202,7 @@ class Workspace:
         """Buffers whose addresses a run must know."""
         self.add_addressed(r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s))
         self.seen = (
-            _tensors_seen(plan) if any(isinstance(s, Call) for s in part.segment.steps) else set[int]()
+            _tensors_seen(plan) if any(isinstance(s, CallStep) for s in part.segment.steps) else set[int]()
         )
         self.runs: list[Callable[[], int]] = []
         self.acts = self.acts_between(0, len(part.segment.steps))
@@ -250,7 +250,7 @@ class Workspace:
         alone become one act with their like and what stands between them."""
         made: list[Act] = []
         segment = self.part.segment
-        calls = any(isinstance(s, Call) for s in segment.steps)
+        calls = any(isinstance(s, CallStep) for s in segment.steps)
         makes = segment.makes or ((),) * len(segment.steps)
         table = list(zip(segment.steps, makes, segment.frees, strict=True))[start:end]
         for alone, run in groupby(table, lambda row: calls and self._is_alone(row[0])):
@@ -264,7 +264,7 @@ class Workspace:
                     acts += self._acts_of([step for step, *_ in part])
                     last = tuple(b for *_, frees in part for b in frees)
                     acts += [steps.freeing(last)] if last and calls else []
-            some = any(isinstance(step, Call) for step, *_ in rows)
+            some = any(isinstance(step, CallStep) for step, *_ in rows)
             made += steps.alone(acts) if alone and some else acts
         return tuple(made)
 
@@ -304,7 +304,7 @@ class Workspace:
         acts = self._plain_acts(step)
         return (
             checks.around_call(step, acts, lambda s: steps.calling(s, sizes))
-            if isinstance(step, Call)
+            if isinstance(step, CallStep)
             else acts
         )
 
@@ -312,7 +312,7 @@ class Workspace:
         match step:
             case Launches():
                 return [self._launches(step)]
-            case Call():
+            case CallStep():
                 call = [steps.calling(step, self.part.layouts.sizes)]
                 took = self._nanoseconds(step.core_ns)
                 if took is not None and took > self.part.plan.alone_ns:
@@ -329,7 +329,7 @@ class Workspace:
         match step:
             case Launches():
                 return all(self._is_small(x.core_ns) for x in step.launches)
-            case Call():
+            case CallStep():
                 return self._is_small(step.core_ns)
             case View():
                 return True
@@ -395,7 +395,7 @@ class Workspace:
         self.runs.append(run)
         return steps.launching(run)
 
-    def _results(self, step: Call) -> list[Act]:
+    def _results(self, step: CallStep) -> list[Act]:
         """What follows a call: its results are held against what was promised, and kernels get their addresses."""
         acts: list[Act] = []
         for k, b in enumerate(step.outputs):
@@ -424,7 +424,7 @@ def _tensors_seen(plan: Plan) -> set[int]:
                     found |= {p for launch in step.launches for p in launch.params}
                 case View():
                     found.add(step.buffer)
-                case Call() | Copy():
+                case CallStep() | Copy():
                     pass
     todo = list(found)
     while todo:
@@ -451,11 +451,11 @@ def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) ->
     return groups
 
 
-def _tensors_used(segment: Segment) -> list[int]:
+def _tensors_used(segment: PlanSegment) -> list[int]:
     found: list[int] = []
     for step in segment.steps:
         match step:
-            case Call():
+            case CallStep():
                 found += step.inputs
             case Copy():
                 found += (step.source, step.target)

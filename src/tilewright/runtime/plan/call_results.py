@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import BrokenPromise
-from tilewright.plan.data import Call
+from tilewright.plan.data import CallStep
 
 from .tensors import lay_out, same_layout
 
@@ -29,7 +29,7 @@ class Promise:
     strides: tuple[int, ...] | None
 
 
-def take_results(made: object, places: Sequence[int], step: Call) -> list[object]:
+def take_results(made: object, places: Sequence[int], step: CallStep) -> list[object]:
     """The results of a call at `places`, counted through nested lists. Raises BrokenPromise if there are fewer."""
     flat = _flat(made) if isinstance(made, (tuple, list)) else [made]
     if places and max(places) >= len(flat):
@@ -53,7 +53,7 @@ def _flat(made: Sequence[object]) -> list[object]:
 HINT = "the op's fake kernel (or its registration) says something else than its real one does"
 
 
-def receiving(step: Call, k: int, promise: Promise, *, by_kernels: bool = True) -> Act:
+def receiving(step: CallStep, k: int, promise: Promise, *, by_kernels: bool = True) -> Act:
     """Hold result `k` of a call against its promise. What is only wider or laid otherwise is brought into form: types
     that hold every value of another, strides. Anything else is refused, as its readers would read other memory. What no
     kernel reads may be a number in the host's memory: some ops leave the state of a generator there, and their
@@ -78,7 +78,7 @@ def receiving(step: Call, k: int, promise: Promise, *, by_kernels: bool = True) 
     return act
 
 
-def counting(step: Call, k: int) -> Act:
+def counting(step: CallStep, k: int) -> Act:
     """Hold result `k` of a call, which is a host scalar, against that."""
     b = step.outputs[k]
 
@@ -90,7 +90,7 @@ def counting(step: Call, k: int) -> Act:
     return act
 
 
-def _converted(t: object, step: Call, k: int, promise: Promise) -> Tensor:
+def _converted(t: object, step: CallStep, k: int, promise: Promise) -> Tensor:
     if not isinstance(t, Tensor):
         raise _broken(step, k, f"is {_shown(t)}, a tensor was promised")
     if t.device != promise.device:
@@ -110,7 +110,7 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     return alike and torch.bool not in (wide, narrow) and torch.promote_types(wide, narrow) == wide
 
 
-def _broken(step: Call, k: int, what: str) -> BrokenPromise:
+def _broken(step: CallStep, k: int, what: str) -> BrokenPromise:
     return BrokenPromise(f"result {k} {what}", phase="run", op=step.call.name, place=step.place, hint=HINT)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from tilewright.plan.data import Call, Launch, Plan
+from tilewright.plan.data import CallStep, Launch, Plan
 
 from .call_results import Act, Tensors
 from .executable import Executable
@@ -28,7 +28,7 @@ class StepClock(Checks):
         del look, sizes
         return [_timed([act], self.launches.setdefault(id(launch), []))]
 
-    def around_call(self, step: Call, acts: list[Act], run: object) -> list[Act]:  # pyright: ignore[reportIncompatibleMethodOverride]  (it runs nothing again)
+    def around_call(self, step: CallStep, acts: list[Act], run: object) -> list[Act]:  # pyright: ignore[reportIncompatibleMethodOverride]  (it runs nothing again)
         """Time a call, with what is done to its results."""
         del run
         return [_timed(acts, self.called.setdefault(id(step), []))]

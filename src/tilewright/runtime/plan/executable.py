@@ -31,7 +31,7 @@ from .arguments import (
 )
 from .bound import BoundSegment, Workspace, check_preconditions
 from .known_sizes import Bound, Join, Quick, Result, never
-from .launch import Unit
+from .launch import BuiltUnit
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
 
@@ -59,7 +59,7 @@ class Executable:
         self,
         plan: Plan,
         constants: Sequence[Tensor] = (),
-        unit: Unit | None = None,
+        unit: BuiltUnit | None = None,
         *,
         guards: Guards = CHECKED,
         checks: Checks | None = None,

@@ -14,7 +14,7 @@ from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .arguments import Argument
 from .bound import BoundSegment, Workspace
-from .launch import Unit, raise_error
+from .launch import BuiltUnit, raise_error
 from .reading import Lies, reader
 from .verified import Checks
 
@@ -60,7 +60,7 @@ class Bound:
     keep_bytes = KEPT_MEMORY.max_workspace_bytes
 
     def __init__(
-        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
+        self, plan: Plan, sizes: dict[str, Number], unit: BuiltUnit | None, constants: Sequence[Tensor],
         checks: Checks | None = None, join: Join | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan

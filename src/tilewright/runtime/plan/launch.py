@@ -14,7 +14,7 @@ Launching = tuple[int, Sequence[tuple[int, int]]]
 """A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
 
 
-class Unit(Protocol):
+class BuiltUnit(Protocol):
     """Built kernels."""
 
     def prepare(
@@ -62,7 +62,7 @@ class DivisionByZero(TilewrightError, ZeroDivisionError, RuntimeError):
     """An integer divided by zero. Also the types that eager and Python raise."""
 
 
-class Record(ctypes.Structure):
+class LaunchRecord(ctypes.Structure):
     """One launch as the native side reads it: param p lies at bases[slots[p]] + offsets[p] (bytes)."""
 
     _fields_ = (
@@ -75,7 +75,7 @@ class Record(ctypes.Structure):
     )
 
 
-class Table:
+class LaunchTable:
     """Launch records of one run of kernels, with the memory that they point to."""
 
     __slots__ = ("_alive", "address", "brief", "count")
@@ -103,7 +103,7 @@ class Table:
                 rows.append((unit.task(kernel), count, max(grain, count) if undivided else grain, params))
         slots = array("q", [slot for *_, params in rows for slot, _ in params])
         offsets = array("q", [offset for *_, params in rows for _, offset in params])
-        records = (Record * max(1, len(rows)))()
+        records = (LaunchRecord * max(1, len(rows)))()
         done = 0
         for record, (task, count, grain, params) in zip(records, rows, strict=False):
             record.task, record.count, record.grain, record.params = task, count, grain, len(params)

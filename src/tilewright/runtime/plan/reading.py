@@ -86,7 +86,7 @@ class _Input(ctypes.Structure):
     )
 
 
-class Table(ctypes.Structure):
+class LayoutTable(ctypes.Structure):
     """How inputs must lie, as the native side reads it."""
 
     kept: tuple[object, ...]
@@ -95,7 +95,7 @@ class Table(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int64), ("input", ctypes.c_void_p))
 
 
-def table_of(inputs: Sequence[Lies]) -> Table:
+def table_of(inputs: Sequence[Lies]) -> LayoutTable:
     """The inputs as the native side reads them."""
     rows = (_Input * max(1, len(inputs)))()
     held: list[array[int]] = []
@@ -111,7 +111,7 @@ def table_of(inputs: Sequence[Lies]) -> Table:
             sizes = array("q", i.shape)
             held.append(sizes)
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
-    table = Table(len(inputs), ctypes.addressof(rows))
+    table = LayoutTable(len(inputs), ctypes.addressof(rows))
     table.kept = (rows, held)
     return table
 

@@ -18,7 +18,7 @@ from tilewright.errors import warn
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Operand, Spare, bind
 from tilewright.ir.sizes.host import Number, number
-from tilewright.plan.data import Call
+from tilewright.plan.data import CallStep
 from tilewright.runtime.cpu.pool import running
 
 from .call_results import Act, Tensors, take_results
@@ -172,7 +172,7 @@ def pointing(b: int, bases: array[int], slot: int) -> Act:
     return act
 
 
-def guarding(step: Call) -> Act:
+def guarding(step: CallStep) -> Act:
     """Copy results that turn out to be memory of an operand."""
 
     def act(tensors: Tensors) -> None:
@@ -185,7 +185,7 @@ def guarding(step: Call) -> Act:
     return act
 
 
-def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
+def calling(step: CallStep, sizes: Mapping[str, Number]) -> Act:
     """Run a library call; its host integers are evaluated now."""
     invoke = _prepared(step.call, step.inputs, sizes)
 
@@ -240,7 +240,7 @@ def _prepared(call: LibraryCall, inputs: Sequence[int], sizes: Mapping[str, Numb
 
 
 def _tried(
-    invoke: Invoke, step: Call, spare: Spare, sizes: Mapping[str, Number], go_on: Callable[[Invoke], None]
+    invoke: Invoke, step: CallStep, spare: Spare, sizes: Mapping[str, Number], go_on: Callable[[Invoke], None]
 ) -> Invoke:
     """The first run of a call that stands for another one: if it raises, the other one runs, now and later."""
 

@@ -28,7 +28,7 @@ from tilewright.interp.graph import to_torch
 from tilewright.ir.graph import LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes.host import Number
-from tilewright.plan.data import Call, Home, Launch, Launches, Plan
+from tilewright.plan.data import CallStep, Home, Launch, Launches, Plan
 from tilewright.plan.verify import written_operands
 from tilewright.tuning.search_limits import VERIFICATION
 
@@ -104,7 +104,7 @@ class Checks:
 
         return [checked]
 
-    def around_call(self, step: Call, acts: Sequence[Act], run: Callable[[Call], Act]) -> list[Act]:
+    def around_call(self, step: CallStep, acts: Sequence[Act], run: Callable[[CallStep], Act]) -> list[Act]:
         """Run a call (the first of `acts`), look whose memory its results are, and check what comes of the rest."""
         call, *rest = acts
 
@@ -138,7 +138,7 @@ class Checks:
 
         return [checked]
 
-    def _check_memory(self, step: Call, tensors: Tensors) -> None:
+    def _check_memory(self, step: CallStep, tensors: Tensors) -> None:
         """Raise BrokenPromise where a result is memory that the plan takes for another's, or is not its operand's."""
         operands = {_storage(tensors[b]) for b in step.inputs} - {0}
         seen: set[int] = set()
@@ -159,7 +159,7 @@ class Checks:
         mine = [where.index or 0] if where.type == "cuda" else []
         return torch.random.fork_rng(mine, device_type="cuda")
 
-    def _broken(self, step: Call, what: str) -> BrokenPromise:
+    def _broken(self, step: CallStep, what: str) -> BrokenPromise:
         return BrokenPromise(
             f"{what}, in the {self.kind} graph", phase="run", op=step.call.name, place=step.place,
             hint="its schema says otherwise",
@@ -195,7 +195,7 @@ def checks_of(cover: Cover, plan: Plan, level: Level, kind: str) -> Checks | Non
     if level is not True and level != UNWRITTEN:
         return (
             Checks(False, where, kind, buffers, {}, {})
-            if any(isinstance(step, Call) for step in steps)
+            if any(isinstance(step, CallStep) for step in steps)
             else None
         )
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
@@ -241,7 +241,7 @@ def _in_ulps(made: Tensor, exact: Tensor) -> float:
     return error / unit if unit else float("inf" if error else 0)
 
 
-def _is_comparable(step: Call) -> bool:
+def _is_comparable(step: CallStep) -> bool:
     """Whether a call may be made twice: other processes do not take part, and storage is not addressed by place."""
     return not (step.call.is_collective or step.call.apart)
 
@@ -261,7 +261,7 @@ def _meant(call: LibraryCall) -> LibraryCall | None:
     return None if call.function.meaning is None else replace(call, function=call.function.meaning)
 
 
-def _again(again: Act, step: Call, tensors: Tensors, *, wide: bool) -> list[Tensor | None]:
+def _again(again: Act, step: CallStep, tensors: Tensors, *, wide: bool) -> list[Tensor | None]:
     """The results of a call on copies of its operands."""
     copies = list(tensors)
     for b in set(step.inputs):
@@ -280,7 +280,7 @@ def _copied(t: Tensor) -> Tensor:
     ) else t.clone()  # fmt: skip
 
 
-def _in_double(again: Act, step: Call, tensors: Tensors) -> list[Tensor | None] | None:
+def _in_double(again: Act, step: CallStep, tensors: Tensors) -> list[Tensor | None] | None:
     """The same in float64; None where that is another function, or none."""
     function, widely = step.call.function, nullcontext()
     if step.call.loop is not None:

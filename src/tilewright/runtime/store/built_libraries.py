@@ -13,7 +13,7 @@ from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import LIBRARY, toolchain
 from tilewright.target import Target
 
-from .cache import Store, digest
+from .cache import ContentStore, digest
 from .code_identity import PRINTING, code_identity
 from .decisions import Decisions
 
@@ -49,7 +49,7 @@ class BuiltLibraries:
     """Built libraries by the identities of their kernels, for one machine, compiler, set of options and version of
     ours."""
 
-    def __init__(self, target: Target, store: Store, options: Options, covers: Decisions) -> None:
+    def __init__(self, target: Target, store: ContentStore, options: Options, covers: Decisions) -> None:
         self.store = store
         self.identity = digest(
             "library", covers.identity, toolchain(target, options), code_identity(PRINTING)

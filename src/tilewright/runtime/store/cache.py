@@ -55,7 +55,7 @@ def default_root(options: Options) -> Path | None:
     return platformdirs.user_cache_path("tilewright", appauthor=False) / "kernels"
 
 
-class Store:
+class ContentStore:
     """A content-addressed store in `root`, or in memory of this process only (`root` None).
 
     Keys are lower-case hex digests. No method raises for what the file system does, except `put` when not even a

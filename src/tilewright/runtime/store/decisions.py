@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tilewright.options import Options
 from tilewright.target import Target
 
-from .cache import Store, digest
+from .cache import ContentStore, digest
 from .code_identity import DECIDING, code_identity
 
 LOG = logging.getLogger("tilewright")
@@ -20,7 +20,9 @@ class Decisions:
     """The `DecisionCache` of a store, for one machine, one set of options and typical sizes, and one version of the
     compiler."""
 
-    def __init__(self, target: Target, store: Store, options: Options, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, target: Target, store: ContentStore, options: Options, sizes: Mapping[str, int]
+    ) -> None:
         self.store = store
         self.identity = digest(
             target.digest(), options.digest(), repr(sorted(sizes.items())), code_identity(DECIDING)

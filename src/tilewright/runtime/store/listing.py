@@ -12,7 +12,7 @@ from .cache import KEY, MANIFEST, is_complete, move_aside
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """One entry: its key, the files in it, their bytes, and when it was used last (seconds since 1970)."""
 
     key: str
@@ -27,7 +27,7 @@ class Entry:
         return is_complete(self.folder)
 
 
-def entries(root: Path) -> Iterator[Entry]:
+def entries(root: Path) -> Iterator[StoreEntry]:
     """All entries of the store in `root`, broken ones too; those that vanish meanwhile are left out."""
     for folder in sorted(root.glob("[0-9a-f][0-9a-f]/*")):
         if not KEY.fullmatch(folder.name):
@@ -37,7 +37,7 @@ def entries(root: Path) -> Iterator[Entry]:
             manifest = folder / MANIFEST
             used = (manifest if manifest in files else folder).stat().st_mtime
             names = tuple(f.name for f in files if f != manifest)
-            yield Entry(folder.name, folder, names, sum(f.stat().st_size for f in files), used)
+            yield StoreEntry(folder.name, folder, names, sum(f.stat().st_size for f in files), used)
 
 
 def clear(root: Path) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from tilewright.form.steps import take
 from tilewright.ir.dtype import f16
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
-from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
+from tilewright.ir.schedule import ClassPlan, LaunchConfig, Math, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
 from tilewright.schedule.table import HELD, FastestBlock, Tuning
@@ -168,7 +168,7 @@ def schedule_of_blocks(
         contracted=multiplied,
         merged_selects=not form.folds,
     )
-    launch = Launch(last_power_of_two(blocks.warps), blocks.stages if streamed else 1)
+    launch = LaunchConfig(last_power_of_two(blocks.warps), blocks.stages if streamed else 1)
     tiling = Tiling(tuple(plans), shape.lane, peel=False, tail_block=apart)
     return Schedule(tiling, reductions, math=math, launch=launch)
 

@@ -14,7 +14,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_MATMUL
 
-from .matmul import ProductBlocks, Products, blocks_of, registers, shared_bytes
+from .matmul import BlockProducts, ProductBlocks, blocks_of, registers, shared_bytes
 from .matmul_cost import PlainProduct, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"
@@ -43,7 +43,7 @@ def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target)
     return _excess(held, needed, target)
 
 
-def excess(known: Products, blocks: ProductBlocks, target: Target) -> str:
+def excess(known: BlockProducts, blocks: ProductBlocks, target: Target) -> str:
     """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
     needed = max(shared_bytes(known, blocks), _stored_bytes(known.form, blocks))
     return _excess(registers(known, blocks, target, packed=True), needed, target)

@@ -45,7 +45,7 @@ class ProductBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class BlockProducts:
     """The products of a form: which classes they tile, on the grid or inside, and its other folds of blocks."""
 
     form: Form
@@ -92,7 +92,7 @@ def product_blocks(
             fixed[a] = max(CONTRACTION.min_block_side, next_power_of_two(most[a]))
         else:
             streamed.append(a)
-    known = Products(
+    known = BlockProducts(
         form,
         tuple(a for a in shape.grid if a in tiled),
         tuple(tiled),
@@ -119,7 +119,7 @@ def product_blocks(
     )
 
 
-def _candidates(known: Products, hints: SizeHints) -> Iterator[ProductBlocks]:
+def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
     open_ = (*known.grid, *known.streamed)
     ladders = [
         ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
@@ -160,7 +160,7 @@ def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     return sorted({min(s, top) for s in sizes})
 
 
-def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
+def _spread(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     """Folds over a streamed class that keep a class of the block, and neither follow another fold over that class nor
     are followed: each element of the block has a state of its own, and they are merged once, after the loop."""
     found: list[int] = []
@@ -175,7 +175,7 @@ def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def registers(known: Products, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
+def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
     """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
@@ -213,7 +213,7 @@ def registers(known: Products, c: ProductBlocks, target: Target, *, packed: bool
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
-def shared_bytes(known: Products, c: ProductBlocks) -> int:
+def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched as many steps ahead as there are further stages."""
     total = GPU_MATMUL.merge_bytes
@@ -247,7 +247,7 @@ def shared_bytes(known: Products, c: ProductBlocks) -> int:
     return total + pieces
 
 
-def _is_split(known: Products, product: Contraction) -> bool:
+def _is_split(known: BlockProducts, product: Contraction) -> bool:
     """Whether matrix units take pieces of the operands."""
     return product.operand is f32 and known.singles == "bf16x6"
 
@@ -263,7 +263,7 @@ def _alike(c: ProductBlocks, product: Contraction) -> int:
 
 
 def seconds_of(
-    known: Products,
+    known: BlockProducts,
     c: ProductBlocks,
     target: Target,
     hints: SizeHints,
@@ -317,12 +317,12 @@ def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, 
     )
 
 
-def _part(known: Products) -> float:
+def _part(known: BlockProducts) -> float:
     """The part of the work that masks leave, as far as it is easily seen: half under a diagonal."""
     return 0.5 if any(growth(known.form.items, a) for a in known.grid) else 1.0
 
 
-def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products, ProductBlocks] | None:
+def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[BlockProducts, ProductBlocks] | None:
     """The products of blocks that a form has under a schedule, and these blocks; None if it has none."""
     tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
@@ -330,7 +330,7 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[Products,
         return None
     streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED and p.tile > 1)
     grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
-    known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
+    known = BlockProducts(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
     launch = schedule.launch
     return known, ProductBlocks(tiles, launch.warps, launch.stages, schedule.reductions.lane_states_of)
 
@@ -341,7 +341,7 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
     return None if found is None else seconds_of(*found, target, hints)
 
 
-def _multiplying(known: Products, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
+def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
     """Seconds of the matrix units."""
     total = 0.0
     for item, product in _made(known, c):
@@ -360,7 +360,7 @@ def _multiplying(known: Products, c: ProductBlocks, target: Target, hints: SizeH
     return total
 
 
-def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[float, float]:
+def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tuple[float, float]:
     """Seconds of special functions and of plain operations; an expression that several folds share counts once."""
     special = plain = 0.0
     seen: set[Expr] = set()
@@ -379,7 +379,7 @@ def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[flo
     return special / target.special, plain / target.flops
 
 
-def _turns(known: Products, c: ProductBlocks, hints: SizeHints) -> tuple[int, int]:
+def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[int, int]:
     """Grid points, and steps of each."""
     count = steps = 1
     form = known.form
@@ -393,7 +393,7 @@ def _turns(known: Products, c: ProductBlocks, hints: SizeHints) -> tuple[int, in
     return count, steps
 
 
-def _made(known: Products, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
+def _made(known: BlockProducts, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
     made = _contractions(known.form, known.sums, tuple(c.tiles.items()))
     assert made is not None
     return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
@@ -428,7 +428,7 @@ def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:
     return size
 
 
-def kind_of(known: Products, hints: SizeHints) -> tuple[str, int, int]:
+def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
     """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
     or that fold the scores of each step; the length is that of the first product's folded class."""
     first = known.form.items[known.sums[0]]
@@ -441,7 +441,7 @@ def kind_of(known: Products, hints: SizeHints) -> tuple[str, int, int]:
 
 
 def _measured(
-    known: Products, legal: Sequence[ProductBlocks], tuning: Tuning, hints: SizeHints
+    known: BlockProducts, legal: Sequence[ProductBlocks], tuning: Tuning, hints: SizeHints
 ) -> ProductBlocks | None:
     """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
     which fill no such tile, are another matter."""

@@ -32,7 +32,7 @@ from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
-from .matmul import ProductBlocks, Products, registers, shared_bytes
+from .matmul import BlockProducts, ProductBlocks, registers, shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ class PlainProduct:
         sides = (blocks.tiles[a] for a in (self.m, self.n, self.k))
         return (blocks.warps, blocks.stages, blocks.halves, *sides)
 
-    def known(self, depth: int) -> Products:
+    def known(self, depth: int) -> BlockProducts:
         """What `matmul` counts registers and shared memory of, where sums go in steps of `depth`."""
         streamed = () if self.is_one_step(depth) else (self.k,)
         tiled = (self.m, self.n, self.k)
-        return Products(self.form, (*self.batch, self.m, self.n), tiled, streamed, {}, self.sums)
+        return BlockProducts(self.form, (*self.batch, self.m, self.n), tiled, streamed, {}, self.sums)
 
 
 @dataclass(frozen=True, slots=True)
