@@ -158,7 +158,7 @@ class Merging:
             b.why = b.why or "separate kernels are faster"
             return False
         self.order.merge(clear)
-        self._take(Group(places, together))
+        self._take(Group(places, together, b.why or a.why))
         return True
 
     def pays_afar(self, a: Group, b: Group, places: tuple[int, ...], saved: float) -> bool:
