@@ -197,6 +197,7 @@ class Campaign:
             if program is None:
                 with self.lock:
                     self.counts[TORCH] += 1
+                print(f"seed {seed}: {TORCH}: torch died while the program was made", flush=True)
                 continue
             setting = setting_of(seed, program)
             if self.arguments.device != "cpu":
@@ -243,7 +244,7 @@ class Campaign:
             if total % 25 == 0:
                 print(f"{total} programs, {time.monotonic() - self.start:.0f} s", flush=True)
         if failure is not None and (
-            failure.kind == UNITS or (failure.kind == REFUSED and DEVICE_ERROR in failure.text)
+            failure.kind in (UNITS, TORCH) or (failure.kind == REFUSED and DEVICE_ERROR in failure.text)
         ):
             print(f"seed {seed}: {failure.kind}: {failure.text[:200]}", flush=True)
         if not found or failure is None or failure.kind == UNITS:
