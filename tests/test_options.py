@@ -42,6 +42,28 @@ def test_words_of_the_environment(name: str, text: str, value: object) -> None:
     assert made[name] == value and type(made[name]) is type(value)
 
 
+def test_modes_stand_for_options() -> None:
+    environ = {PREFIX + "TUNE_SECONDS": "7", PREFIX + "THREADS": "3"}
+    plain, tuned = (Options.make(None, environ, mode=m) for m in ("reduce-overhead", "max-autotune"))
+    assert plain == Options(cuda_graphs=True, tune_seconds=7, threads=3)
+    assert tuned.cuda_graphs and tuned.tune_seconds > 7
+    alone = Options.make(None, {}, mode="max-autotune-no-cudagraphs")
+    assert alone == dataclasses.replace(tuned, cuda_graphs=False, threads=None)
+    assert Options.make(None, environ, mode="default") == Options.make(None, environ)
+
+
+def test_options_go_before_modes() -> None:
+    assert not Options.make({"cuda_graphs": False}, {}, mode="reduce-overhead").cuda_graphs
+    assert Options.make(Options(threads=2), {}, mode="reduce-overhead") == Options(
+        threads=2, cuda_graphs=True
+    )
+
+
+def test_unknown_modes_hint_at_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown mode 'max-autotun'.*did you mean 'max-autotune'"):
+        Options.make(None, {}, mode="max-autotun")
+
+
 def test_a_path_is_text(tmp_path: Path) -> None:
     assert Options.make({"cache_dir": tmp_path}, {}).cache_dir == str(tmp_path)
 

@@ -61,15 +61,12 @@ def backend(
     options: OptionsLike = None,
     mode: str | None = None,
 ) -> Callable[..., object]:
-    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`.
-
-    The modes "reduce-overhead" and "max-autotune" ask for CUDA graphs, as with torch's own compiler; others change
-    nothing.
+    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`; `mode` as torch's own compiler
+    means it: "reduce-overhead" asks for CUDA graphs, "max-autotune" for them and for two minutes of timing kernels,
+    "max-autotune-no-cudagraphs" for the latter alone.
 
     Weights stay inputs unless `options={"freeze": True}`, and then only where no gradient is asked for."""
-    wanted = Options.make(options)
-    if mode in ("reduce-overhead", "max-autotune"):
-        wanted = wanted.replace(cuda_graphs=True)
+    wanted = Options.make(options, mode=mode)
     with asking(runs=False):
         return Session(wanted).backend(gm, example_inputs)
 
@@ -191,6 +188,7 @@ def compile(
     device: str | torch.device | None = None,
     strict: bool = False,
     freeze: bool | None = None,
+    mode: str | None = None,
     options: OptionsLike = None,
 ) -> CompiledModel:
     """Compile a module, a function, an exported program, or the path of an ONNX file.
@@ -199,10 +197,11 @@ def compile(
     by input and position, `{"x": {0: "batch", 1: ("length", 2, 512)}}`, with the range it may have; one graph then
     serves all sizes. `dims="oblivious"` lets sizes 0 and 1 share it. `strict` raises UnsupportedError where an op would
     run as a library call by need. `freeze` makes weights constants (the default for files and exported programs).
+    `mode` is one of those of `torch.compile` (`backend` says what they mean); what `options` say goes first.
     Values other than tensors are read when compiling: arguments, module attributes, closures and globals are compared
     on each call, what lies deeper inside them is not.
     """
-    wanted = Options.make(options)
+    wanted = Options.make(options, mode=mode)
     if strict:
         wanted = wanted.replace(strict=True)
     if freeze is not None:

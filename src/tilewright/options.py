@@ -14,13 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, TypeGuard
 
-from .errors import InputError
+from .errors import InputError, near_match
 
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]
 Contractions = Literal["modelled", "inside", "library"]
 Fusion = Literal["full", "cover", "none"]
 OptionValue = bool | int | str | None
+
+MODES: Mapping[str, Mapping[str, OptionValue]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"measure": True, "tune_seconds": 120},
+    "max-autotune": {"measure": True, "tune_seconds": 120, "cuda_graphs": True},
+}
+"""The options that the modes of `torch.compile` stand for. Who asks for all that tuning finds waits for it, once."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -92,19 +100,25 @@ class Options:
 
     @classmethod
     def make(
-        cls, given: Mapping[str, object] | Self | None = None, environ: Mapping[str, str] | None = None
+        cls,
+        given: Mapping[str, object] | Self | None = None,
+        environ: Mapping[str, str] | None = None,
+        mode: str | None = None,
     ) -> Options:
-        """Build from `given` over the environment (`os.environ` if None); an `Options` passes unchanged.
+        """Build from `given` over what `mode` stands for, over the environment (`os.environ` if None). An `Options`
+        takes what the mode stands for, and passes unchanged without one.
 
         Raises `InputError` for an unknown name (the hint names the nearest one) or a value of the wrong type.
         """
+        meant = _options_of_mode(mode)
         if isinstance(given, Options):
-            return given
+            return given.replace(**meant) if meant else given
         if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(
                 f"options cannot be {given!r}", phase="options", hint='a mapping by name, {"threads": 2}'
             )
         values = cls._from_environment(os.environ if environ is None else environ)
+        values |= meant
         for name, value in (given or {}).items():
             values[name] = _checked(name, value, place="options")
         return cls(**values)  # pyright: ignore[reportArgumentType]  (each value was checked by its field's own check)
@@ -132,6 +146,13 @@ class Options:
         """A copy with some options changed; the same checks as `make`, but no look at the environment."""
         checked = {name: _checked(name, value, place="options") for name, value in changes.items()}
         return dataclasses.replace(self, **checked)  # pyright: ignore[reportArgumentType]
+
+
+def _options_of_mode(mode: str | None) -> Mapping[str, OptionValue]:
+    if mode is not None and mode not in MODES:
+        hint = near_match(str(mode), MODES, "the modes")
+        raise InputError(f"unknown mode {mode!r}", phase="options", hint=hint)
+    return MODES[mode or "default"]
 
 
 def _is_flag(value: object) -> TypeGuard[bool]:
