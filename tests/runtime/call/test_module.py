@@ -66,6 +66,9 @@ def test_attributes_are_the_module_s() -> None:
     assert module.extra == 5 and fast.extra == 5 and "extra" in dir(fast)  # type: ignore[attr-defined]
     del fast.extra  # type: ignore[attr-defined]
     assert not hasattr(module, "extra") and not hasattr(fast, "absent")
+    seen: list[nn.Module] = []
+    fast.apply(seen.append)  # type: ignore[attr-defined]
+    assert seen[-1] is module
 
 
 def test_hooks_run() -> None:

@@ -98,6 +98,11 @@ class CompiledModule(CompiledModel, nn.Module):
         self._module.to(*args, **kwargs)
         return self
 
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Call `fn` of the module and of all inside of it."""
+        self._module.apply(fn)
+        return self
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._module._apply(fn, recurse)
         return self
