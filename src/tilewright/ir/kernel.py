@@ -14,11 +14,13 @@ from .program import TileProgram
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """Ops that become one launch, in topological order, with the values it stores. Inputs are derived; convexity is
-    not asked. `reason` says why its boundary is where it is, for people."""
+    not asked. `reason` says why its boundary is where it is, for people. `over` are pairs of an input and an output,
+    by number, that may be one memory."""
 
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
     reason: str = field(default="", metadata=TOLD)
+    over: tuple[tuple[int, int], ...] = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:

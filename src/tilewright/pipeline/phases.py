@@ -16,6 +16,7 @@ from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.patch_convolutions import multiply_patches
 from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
+from tilewright.library.written_parts import with_written_parts
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
@@ -49,6 +50,7 @@ from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .products import choose_products
 from .state import Request, State
+from .writes import decide_built, with_overs
 
 LOG = logging.getLogger("tilewright")
 
@@ -262,7 +264,7 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    return replace(state, cover=cover)
+    return replace(state, cover=with_overs(cover))
 
 
 def _make_kernels(state: State) -> State:
@@ -275,6 +277,7 @@ def _make_kernels(state: State) -> State:
 def _plan(state: State) -> State:
     assert state.cover is not None and state.kernels is not None
     asked, target, cover = state.request, state.target, state.cover
+    in_place = decide_built(cover, state.kernels.scheduled)
     plan = build_plan(
         cover,
         number_kernels(cover, state.kernels.numbers),
@@ -282,9 +285,10 @@ def _plan(state: State) -> State:
         asked.shares,
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
         lazy_hints=state.solver.hints if asked.place.lazy_memory else None,
+        in_place=in_place,
     ).on(asked.place.device, asked.place.host)
     alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
-    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover))
+    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover), in_place=in_place)
 
 
 PHASES: tuple[Phase, ...] = (
@@ -307,6 +311,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("specialise", _specialise, lambda s: s.target.language == "cpp"),
     Phase("windows", lambda s: s.with_graph(with_windows(s.graph, s.grown))),
     Phase("loops", _compile_loops),
+    Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
     Phase("kernels", _make_kernels, shown=None),

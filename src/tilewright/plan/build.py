@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.analysis.writes.law import NOTHING, InPlace, reused_operand
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Share, Shares, Value, symbols_in
+from tilewright.ir.graph import Graph, Layout, Op, Share, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.ir.sizes import dims
 
@@ -34,16 +35,17 @@ def build_plan(
     *,
     core_ns: Time = lambda step: None,
     lazy_hints: SizeHints | None = None,
+    in_place: InPlace = NOTHING,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory output k may be, as in
     the program: an input's, or that of outputs in the same storage; other outputs get memory of their own. `core_ns`
     says how long one core takes for a step. With `lazy_hints`, memory is taken when it is needed, for plans whose
-    inputs are given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError
-    where a value has no home or a size symbol cannot be found.
+    inputs are given back while they run, or whose results pile up; its sizes say what is worth it. `in_place` says what
+    is stored where inputs lie. Raises VerifyError where a value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns, lazy_hints).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, lazy_hints, in_place).build(tuple(symbols))
     check_memory(plan)
     return plan
 
@@ -56,8 +58,14 @@ class _Builder:
         shares: Sequence[Share] | None,
         core_ns: Time,
         lazy_hints: SizeHints | None,
+        in_place: InPlace,
     ) -> None:
         self.cover = cover
+        self.in_place = in_place
+        self.changes: dict[int, int] = {}
+        """How often the memory of each input's buffer was changed so far."""
+        self.by_kernels: set[int] = set()
+        """The numbers of inputs that kernels store into."""
         self.core_ns = core_ns
         self.lazy_hints = lazy_hints
         """The sizes at which it is weighed whether memory is taken when it is needed; None: it is not."""
@@ -119,6 +127,7 @@ class _Builder:
             segments=with_makes(segments, self.buffers) if is_lazy else segments,
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
+            changed=tuple(sorted(self.by_kernels)),
             symbols=symbols,
             placed=graph.placed,
         )
@@ -163,11 +172,13 @@ class _Builder:
 
     def _add(
         self, v: Value, home: Home, *, strides: tuple[Expr, ...] | None = None, index: int = -1, source: int = -1,
-        offset: Expr = dims.ZERO,
+        offset: Expr = dims.ZERO, version: int | None = None,
     ) -> int:  # fmt: skip
         spec = Spec(v.dtype, v.shape, self._strides(v) if strides is None else strides)
         place = len(self.segments)
-        self.buffers.append(Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place))
+        if version is None:
+            version = self.buffers[source].version if source >= 0 else 0
+        self.buffers.append(Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place, version))
         self.number[v] = len(self.buffers) - 1
         return self.number[v]
 
@@ -208,7 +219,11 @@ class _Builder:
     def _kernel(self, kernel: Kernel) -> None:
         number, params = self.kernels[kernel]
         for v in kernel.outputs:
-            if v not in self.number:
+            if v in self.in_place.stored:
+                stored = self.in_place.stored[v]
+                self._change(v, stored.input, stored.starts)
+                self.by_kernels.add(stored.input)
+            elif v not in self.number:
                 self._add(v, Home.ARENA)
         places = tuple(self._of(v) for v in params)
         launch = Launch(number, places, self.core_ns(kernel), stores=len(kernel.outputs))
@@ -218,22 +233,58 @@ class _Builder:
         else:
             self.steps.append(Launches((launch,)))
 
+    # --- changes of inputs where they lie ---
+
+    def _change(self, v: Value, k: int, starts: Sequence[Expr]) -> int:
+        """A buffer in the memory of input `k`, some places behind its start, that the next step fills with `v`."""
+        target = self._argument(k)
+        strides = self.buffers[target].spec.strides
+        offset = dims.add(dims.ZERO, *(dims.mul(s, n) for s, n in zip(starts, strides, strict=True)))
+        self.changes[target] = self.changes.get(target, 0) + 1
+        self._extend(target)
+        return self._add(
+            v, Home.VIEW, strides=strides, source=target, offset=offset, version=self.changes[target]
+        )
+
+    def _part(self, op: Op, part: tuple[Expr, ...], k: int) -> None:
+        """The lines of a part get into input `k`, if the kernel that made them did not put them there; the whole is
+        then what lies there."""
+        lines, target = op.inputs[1], self._argument(k)
+        if lines not in self.in_place.stored:
+            source = self._tensor(self._of(lines))
+            box = Value(-1, lines.shape, lines.dtype)
+            self.steps.append(Copy(self._tensor(self._change(box, k, part)), source))
+        strides = self.buffers[target].spec.strides
+        self._add(op.output, Home.VIEW, strides=strides, source=target, version=self.changes[target])
+
     def _library(self, step: LibraryStep, known: set[str]) -> None:
         op, call = step.op, step.op.call
         if call is None:
             raise VerifyError("a library step without a call", phase="plan", op=op.name)
+        changed = self.in_place.calls.get(op)
+        if changed is not None and call.part is not None:
+            self._part(op, call.part, changed)
+            return
+        if changed is not None:
+            assert call.over is not None
+            call = replace(call, function=call.over, reuses=0, strides=(), lies=call.lies[1:] and (None, *call.lies[1:]))
         inputs = tuple(
             self._lying(self._of(v), strides, call.apart)
             for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])
         )
-        alias = _reused(call)
+        alias = reused_operand(call)
         source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
+        version = None
+        if changed is not None:
+            target = self._argument(changed)
+            version = self.changes[target] = self.changes.get(target, 0) + 1
         outputs = [
             self._add(
-                v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source
+                v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source,
+                version=version,
             )
             for k, v in enumerate(op.outputs)
-        ]
+        ]  # fmt: skip
         if call.is_collective:
             self._wait(inputs)
         if call.starts:
@@ -329,8 +380,9 @@ class _Builder:
     def _writes(self) -> None:
         """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""
         pending: list[tuple[int, int]] = []
+        copied = [w for w in self.graph.writes if w.input not in self._done()]
         targets = {self._argument(w.input) for w in self.graph.writes}
-        for w in self.graph.writes:
+        for w in copied:
             source, target = self._of(w.value), self._argument(w.input)
             root = self._root(source)
             if source == target:
@@ -339,6 +391,10 @@ class _Builder:
                 source = self._copied(source, dims.dense_strides(w.value.shape))
             pending.append((target, self._tensor(source)))
         self.steps += [Copy(target, source) for target, source in pending]
+
+    def _done(self) -> set[int]:
+        """The numbers of the inputs in which their new values lie already."""
+        return {v.input for v in self.in_place.verdicts if v.reason is None}
 
     def _argument(self, k: int) -> int:
         v = self.graph.inputs[k]
@@ -353,16 +409,6 @@ def _same_strides(wanted: tuple[Expr, ...], spec: Spec) -> bool:
         size is dims.ONE or dims.equal(a, b)
         for size, a, b in zip(spec.shape, wanted, spec.strides, strict=True)
     )
-
-
-def _reused(call: LibraryCall) -> int | None:
-    """Which operand's memory the results are (-1: none), as the call or its callable's schema says; None if unknown."""
-    if call.reuses is not None:
-        return call.reuses
-    schema = getattr(call.function, "_schema", None)
-    if schema is None:
-        return None
-    return 0 if any(r.alias_info is not None for r in schema.returns) else -1
 
 
 def _with_frees(

@@ -43,7 +43,8 @@ class Buffer:
     """`index` is the input or constant number; a view lies `offset` elements behind the start of buffer `source`.
 
     The buffer is needed from time `start` up to, and not including, `end` (steps of the cover). `segment` is where it
-    is made."""
+    is made. `version` says, of a buffer in the memory of an input, behind how many changes of that memory it is what
+    it stands for."""
 
     spec: Spec
     home: Home
@@ -53,6 +54,7 @@ class Buffer:
     start: int = 0
     end: int = 0
     segment: int = 0
+    version: int = 0
 
 
 class Part(Enum):
@@ -166,6 +168,8 @@ class Plan:
     segments: tuple[Segment, ...]
     outputs: tuple[int | Expr | None, ...]
     written: tuple[int, ...] = ()
+    changed: tuple[int, ...] = ()
+    """Those of them that kernels store into: torch learns of these writes by itself alone if somebody tells it."""
     symbols: tuple[str, ...] = ()
     """Size symbols in the order in which generated code receives them."""
     device: str = "cpu"

@@ -44,7 +44,7 @@ _CLASSES: dict[str, type] = {
         Segment, Spec, TypeKind, View,
     )
 }  # fmt: skip
-_COMPILING = frozenset({"task", "spare", "refused"})
+_COMPILING = frozenset({"task", "spare", "refused", "part", "over"})
 
 
 def to_json(plan: Plan) -> dict[str, Json]:

@@ -85,7 +85,8 @@ class _Walk:
             self.taken |= set(segment.makes[k]) if segment.makes else set()
             for part, reads, writes, makes in _accesses(step):
                 self.step = part
-                self.access(reads, writes, makes, kernel=isinstance(step, Launches))
+                stores = isinstance(step, (Launches, Copy))
+                self.access(reads, writes, makes, kernel=isinstance(step, Launches), stores=stores)
             self.step = f"what step {k} gives back"
             self.gone |= set(segment.frees[k]) if segment.frees else set()
         for m in segment.measures:
@@ -93,7 +94,7 @@ class _Walk:
             self.read(m.buffer, kernel=False)
 
     def access(
-        self, reads: Iterable[int], writes: Iterable[int], makes: Iterable[int], *, kernel: bool
+        self, reads: Iterable[int], writes: Iterable[int], makes: Iterable[int], *, kernel: bool, stores: bool
     ) -> None:
         """One kernel, call, view or copy: what it reads, into which of that it writes, and what it makes."""
         reads, makes = tuple(reads), tuple(makes)
@@ -107,7 +108,10 @@ class _Walk:
         for b in writes:
             self.versions[self.roots[b]] += 1
         for b in makes:
-            self.make(b)
+            if stores:
+                self.store(b)
+            else:
+                self.make(b)
 
     def in_arena(self, b: int) -> bool:
         return self.buffers[self.roots[b]].home is Home.ARENA
@@ -122,10 +126,32 @@ class _Walk:
             self.fail(b, "is read before it is made")
         if of in self.gone or root in self.gone and kernel:
             self.fail(b, "is read after its memory was given back")
-        if self.made[of] != self.versions[root]:
+        if self._is_shown(b):
+            if self.buffers[b].version != self.versions[root]:
+                self.fail(b, "is read when its memory holds another value")
+        elif self.made[of] != self.versions[root]:
             self.fail(b, "is read after something else was written there")
         if self.in_arena(b) and self.buffers[root].segment != self.number:
             self.fail(b, "lies in the arena of another segment")
+
+    def _is_shown(self, b: int) -> bool:
+        """Whether a buffer is a view of an input's memory."""
+        return self.buffers[b].home is Home.VIEW and self.buffers[self.roots[b]].home is Home.INPUT
+
+    def store(self, b: int) -> None:
+        """A kernel or a copy fills a buffer: memory of its own, or some in an input."""
+        if not self._is_shown(b):
+            self.make(b)
+            return
+        root = self.roots[b]
+        self.versions[root] += 1
+        if root not in self.made or root in self.gone:
+            self.fail(b, "is stored where no input is")
+        if self.buffers[root].index not in self.plan.written:
+            self.fail(b, "is stored into an input that the program does not write")
+        if self.buffers[b].version != self.versions[root]:
+            self.fail(b, "is stored in another order than the program's")
+        self.made[b] = self.versions[root]
 
     def make(self, b: int) -> None:
         """A value comes to be."""

@@ -1,0 +1,388 @@
+"""The law of writes in place: what is stored over an input is read by nobody any more.
+
+A write may be done where its input lies if the value becomes of the input by *changes*, one after the other, and at the
+time of each no step, output or other write reads what was there before, but for the kernel that stores: it may read the
+elements that it stores over, each at the point that stores it. A change is a kernel that computes all elements, one
+that computes a part (`LibraryCall.part`), or a call that has a form for this (`LibraryCall.over`). The value lies as
+the input does, and no two elements of the input share a place. That no other input does is what each way into a plan
+sees to: `capture/aliasing/called` under torch.compile, `runtime/call/fast_path` behind it.
+
+Nothing is decided here about what is fast, and nothing is changed: the answer says for each write `None`, or the first
+condition that fails. `order` looks at the loops of a tile program, which this one knows nothing of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import cast
+
+from tilewright.ir.expr import Expr, axis, substitute, symbol
+from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from tilewright.ir.ops.strided import nested
+from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import IN_PLACE
+
+
+class Reason(Enum):
+    """Why a write copies."""
+
+    GIVEN = "its value is an input, a constant, or a view"
+    CALL = "a library call makes its value"
+    OTHER_BASE = "its value is another tensor with some elements replaced"
+    SEVERAL = "its value or its input has another write"
+    OVERLAPS = "elements of the input may share a place"
+    LAYOUT = "its value lies in memory otherwise than the input"
+    SHOWN = "an output shows the old value"
+    READ_LATER = "a later step reads the old value"
+    OTHER_ELEMENTS = "what stores it reads other elements of the old value"
+    ORDER = "its loops may read an element after it was stored over"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of the write into input number `input`: None where it is done in place, else the first condition that fails."""
+
+    input: int
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A kernel's result lies in input number `input`, `starts` elements from its first along each dim. The kernel may
+    load `over` elements of it: values that are memory of the input up to then."""
+
+    input: int
+    starts: tuple[Expr, ...]
+    over: frozenset[Value] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """What is done where inputs lie: results of kernels, and steps of calls, by the number of their input."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    stored: Mapping[Value, Stored] = field(default_factory=dict[Value, Stored])
+    calls: Mapping[Op, int] = field(default_factory=dict[Op, int])
+
+
+NOTHING = InPlace()
+
+Keeps = Callable[[Kernel, Value, Stored], bool]
+"""Whether the loops of a kernel that stores a value so load each element before they store over it."""
+
+
+def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> InPlace:
+    """The answer of the law for each write of a cover."""
+    graph = cover.graph
+    if not graph.writes:
+        return NOTHING
+    reads = _Reads(cover)
+    verdicts: list[Verdict] = []
+    stored: dict[Value, Stored] = {}
+    calls: dict[Op, int] = {}
+    for w in graph.writes:
+        try:
+            found = _Chain(reads, w, keeps).changes()
+            if stored.keys() & found.stored or calls.keys() & found.calls:
+                raise _Copied(Reason.SEVERAL)
+        except _Copied as why:
+            verdicts.append(Verdict(w.input, why.reason))
+            continue
+        stored |= found.stored
+        calls |= found.calls
+        verdicts.append(Verdict(w.input, None))
+    return InPlace(tuple(verdicts), stored, calls)
+
+
+class _Copied(Exception):
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class _Reads:
+    """When each value of a cover is made, of whose memory it is, and who reads it when."""
+
+    def __init__(self, cover: Cover) -> None:
+        self.cover, self.graph = cover, cover.graph
+        self.maker: dict[Value, tuple[int, Step]] = {}
+        self.root: dict[Value, Value] = {}
+        self.of: dict[Value, list[tuple[int, Step, Value]]] = {}
+        """The reads of a memory, by the value that owns it: time, step, and the value that is read."""
+        for time, step in enumerate(cover.steps):
+            for v in _read_by(step):
+                self.of.setdefault(self.owner(v), []).append((time, step, v))
+            for v in _made_by(step):
+                self.maker[v] = time, step
+                source = _shown_by(step)
+                self.root[v] = v if source is None else self.owner(source)
+
+    def owner(self, v: Value) -> Value:
+        """The value whose memory `v` is, as long as nothing is done in place."""
+        return self.root.get(v, v)
+
+    def strides(self, v: Value) -> tuple[Expr, ...]:
+        """How a value lies."""
+        layout = self.cover.layouts.get(v) or self.graph.layouts.get(v)
+        return layout.strides if layout is not None else dims.dense_strides(v.shape)
+
+
+def _read_by(step: Step) -> tuple[Value, ...]:
+    match step:
+        case Kernel():
+            return step.inputs
+        case LibraryStep():
+            return step.op.inputs
+        case ViewStep():
+            return ()  # who reads the view reads its memory
+
+
+def _made_by(step: Step) -> tuple[Value, ...]:
+    match step:
+        case Kernel():
+            return step.outputs
+        case LibraryStep():
+            return step.op.outputs
+        case ViewStep():
+            return (step.value,)
+
+
+def _shown_by(step: Step) -> Value | None:
+    """Whose memory the results of a step are; None: their own. (What a call's schema leaves open is copied where the
+    call gives memory of an operand.)"""
+    if isinstance(step, ViewStep):
+        return step.source
+    if isinstance(step, LibraryStep) and step.op.call is not None:
+        k = reused_operand(step.op.call)
+        return step.op.inputs[k] if k is not None and 0 <= k < len(step.op.inputs) else None
+    return None
+
+
+def reused_operand(call: LibraryCall) -> int | None:
+    """Which operand's memory the results are (-1: none), as the call or its callable's schema says; None if unknown."""
+    if call.reuses is not None:
+        return call.reuses
+    schema = getattr(call.function, "_schema", None)
+    if schema is None:
+        return None
+    return 0 if any(r.alias_info is not None for r in schema.returns) else -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """`value` is what lies there when step `step` of the cover is done."""
+
+    value: Value
+    time: int
+    step: Kernel | LibraryStep
+
+    @property
+    def part(self) -> tuple[Expr, ...] | None:
+        """Where the lines that it changes begin; None: it may change any element."""
+        call = self.step.op.call if isinstance(self.step, LibraryStep) else None
+        return call.part if call is not None else None
+
+
+class _Chain:
+    """The values that one after the other lie in the memory of an input."""
+
+    def __init__(self, reads: _Reads, write: Write, keeps: Keeps) -> None:
+        self.reads, self.write, self.keeps = reads, write, keeps
+        given = reads.graph.inputs[write.input]
+        assert isinstance(given, Value)
+        self.given = given
+        self.strides = reads.strides(given)
+
+    def changes(self) -> InPlace:
+        """What is done in place. Raises _Copied where the law forbids it."""
+        graph, k = self.reads.graph, self.write.input
+        if sum(w.input == k or w.value is self.write.value for w in graph.writes) > 1:
+            raise _Copied(Reason.SEVERAL)
+        alone = nested(self.given.shape, self.strides)
+        moving = sum(n is not dims.ONE for n in self.given.shape)
+        if alone is None or len(alone) < moving or any(place == k for place, _ in graph.placed):
+            raise _Copied(Reason.OVERLAPS)
+        changes = self._found()
+        stored: dict[Value, Stored] = {}
+        calls: dict[Op, int] = {}
+        old: list[Value] = [self.given]
+        last = -1
+        for change in changes:
+            if not self._lies_alike(change.value):
+                raise _Copied(Reason.LAYOUT)
+            last, made = self._placed(change, old, last)
+            stored |= made.stored
+            calls |= made.calls
+            old.append(change.value)
+        return InPlace((), stored, calls)
+
+    def _found(self) -> list[_Change]:
+        """The changes that lead to the value that is written, in order."""
+        found: list[_Change] = []
+        value = self.write.value
+        while value is not self.given:
+            time, step = self.reads.maker.get(value, (-1, None))
+            if isinstance(step, Kernel):
+                found.append(_Change(value, time, step))
+                break
+            if not isinstance(step, LibraryStep):
+                raise _Copied(Reason.OTHER_BASE if found else Reason.GIVEN)
+            call = step.op.call
+            if call is None or (call.part is None and (call.over is None or not call.args)):
+                raise _Copied(Reason.CALL)
+            if call.args[0] != Operand(0) or len(step.op.outputs) != 1:
+                raise _Copied(Reason.CALL)
+            if _times_read((call.args, [v for _, v in call.kwargs]), Operand(0)) > 1:
+                raise _Copied(Reason.OTHER_ELEMENTS)
+            found.append(_Change(value, time, step))
+            value = step.op.inputs[0]
+        if not found:
+            raise _Copied(Reason.GIVEN)
+        return found[::-1]
+
+    def _lies_alike(self, v: Value) -> bool:
+        triples = zip(self.given.shape, self.strides, self.reads.strides(v), strict=True)
+        return v.dtype is self.given.dtype and all(n is dims.ONE or dims.equal(a, b) for n, a, b in triples)
+
+    def _placed(self, change: _Change, old: Sequence[Value], last: int) -> tuple[int, InPlace]:
+        """When a change is stored, and how. `old` is what lay there before, the input first; `last` is when that was
+        stored."""
+        step, k = change.step, self.write.input
+        zeros = (dims.ZERO,) * len(self.given.shape)
+        if isinstance(step, Kernel):
+            return change.time, self._by_kernel(step, change, change.value, zeros, change.time, old, last)
+        lines = step.op.inputs[1] if change.part is not None else None
+        time, maker = self.reads.maker.get(lines, (-1, None)) if lines is not None else (-1, None)
+        if lines is not None and isinstance(maker, Kernel) and self._is_only_for(lines, step):
+            assert change.part is not None
+            try:
+                return time, self._by_kernel(maker, change, lines, change.part, time, old, last)
+            except _Copied:
+                pass  # the lines are copied where they are needed
+        self._check_readers(change, change.time, old, last)
+        owners = {*old}
+        if any(self.reads.owner(v) in owners for v in step.op.inputs[1:]):
+            raise _Copied(Reason.OTHER_ELEMENTS)
+        return change.time, InPlace(calls={step.op: k})
+
+    def _is_only_for(self, lines: Value, step: LibraryStep) -> bool:
+        """Whether nobody else reads the lines, and they lie as those that they replace."""
+        readers = self.reads.of.get(lines, [])
+        lies = all(
+            n is dims.ONE or dims.equal(a, b)
+            for n, a, b in zip(lines.shape, self.strides, self.reads.strides(lines), strict=True)
+        )
+        return [s for _, s, _ in readers] == [step] and lines not in self.reads.graph.kept() and lies
+
+    def _by_kernel(
+        self, kernel: Kernel, change: _Change, value: Value, starts: tuple[Expr, ...], time: int,
+        old: Sequence[Value], last: int,
+    ) -> InPlace:  # fmt: skip
+        """A kernel stores `value` where it lies in the input."""
+        self._check_readers(change, time, old, last)
+        over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in old)
+        stored = Stored(self.write.input, starts, over)
+        found = InPlace(stored={value: stored}, calls={} if value is change.value else {_op(change): stored.input})
+        if not over:
+            return found
+        if over - set(old) or not reads_what_it_stores(kernel, value, starts, over):
+            raise _Copied(Reason.OTHER_ELEMENTS)
+        if not self.keeps(kernel, value, stored):
+            raise _Copied(Reason.ORDER)
+        return found
+
+    def _check_readers(self, change: _Change, time: int, old: Sequence[Value], last: int) -> None:
+        """Raise _Copied if anybody needs what was there before once it is changed at that time."""
+        if time <= last:
+            raise _Copied(Reason.READ_LATER)
+        owners = set(old)
+        for v in self.reads.graph.outputs:
+            if isinstance(v, Value) and self.reads.owner(v) in owners:
+                raise _Copied(Reason.SHOWN)
+        if any(self.reads.owner(w.value) in owners for w in self.reads.graph.writes):
+            raise _Copied(Reason.READ_LATER)
+        for owner in old:
+            for when, step, v in self.reads.of.get(owner, ()):
+                if step is change.step and v is old[-1]:
+                    continue
+                begins = isinstance(step, LibraryStep) and step.op.call is not None and step.op.call.starts
+                if when > time or begins or (when == time and not isinstance(step, Kernel)):
+                    raise _Copied(Reason.READ_LATER)
+
+
+def _times_read(args: object, operand: Operand) -> int:
+    if isinstance(args, (list, tuple)):
+        return sum(_times_read(a, operand) for a in cast(Sequence[object], args))
+    return int(args == operand)
+
+
+def _op(change: _Change) -> Op:
+    assert isinstance(change.step, LibraryStep)
+    return change.step.op
+
+
+def reads_what_it_stores(
+    kernel: Kernel, stored: Value, starts: Sequence[Expr], old: frozenset[Value]
+) -> bool:
+    """Whether each element of `stored`, and of all results that are made of the `old` values, is made of no other
+    element of these than the one that it replaces, `starts` from the first."""
+    makers = {v: op for op in kernel.ops for v in op.outputs}
+    reached = _made_of(kernel, old)
+    for v in kernel.outputs:
+        if v not in reached:
+            continue
+        if len(v.shape) != len(stored.shape) or not all(map(dims.equal, v.shape, stored.shape)):
+            return False
+        expr = makers[v].expr
+        assert expr is not None
+        points = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
+        want = [dims.add(p, s) for p, s in zip(points, starts, strict=True)]
+        elements = _elements(v, tuple(points), makers, old & reached)
+        try:
+            if not all(all(map(dims.equal, place, want)) for place in elements):
+                return False
+        except _TooMany:
+            return False
+    return True
+
+
+class _TooMany(Exception):
+    pass
+
+
+def _made_of(kernel: Kernel, old: frozenset[Value]) -> frozenset[Value]:
+    found = set(old)
+    for op in kernel.ops:
+        if found.intersection(op.inputs):
+            found.update(op.outputs)
+    return frozenset(found)
+
+
+def _elements(
+    v: Value, at: tuple[Expr, ...], makers: Mapping[Value, Op], old: frozenset[Value]
+) -> Iterator[tuple[Expr, ...]]:
+    """The places of the `old` values of which the element of `v` at a place is made. Raises _TooMany."""
+    todo = [(v, at)]
+    seen: set[tuple[Value, tuple[Expr, ...]]] = set()
+    while todo:
+        v, at = todo.pop()
+        if (v, at) in seen:
+            continue
+        seen.add((v, at))
+        if len(seen) > IN_PLACE.max_followed_reads:
+            raise _TooMany
+        if v in old:
+            yield at
+            continue
+        op = makers.get(v)
+        if op is None or op.expr is None:
+            continue
+        points = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in op.expr.axes]
+        place = {p: i for p, i in zip(points, at, strict=True) if p is not dims.ZERO}
+        ran = (*op.expr.reduce, *((op.expr.scan,) if op.expr.scan is not None else ()))
+        place |= {axis(a): symbol(f"any of {a.name}", 0) for a in ran}  # equal to no place
+        for r in op.expr.reads():
+            assert isinstance(r.value, int)
+            todo.append((op.inputs[r.value], tuple(substitute(a, place) for a in r.args)))

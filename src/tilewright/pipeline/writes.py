@@ -1,0 +1,60 @@
+"""Writes in place, as the pipeline asks for them: of a cover before its kernels are built, and of what was built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.analysis.writes.law import InPlace, Stored, decide
+from tilewright.analysis.writes.order import keeps_order
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Cover, Kernel, Scheduled, Step
+from tilewright.ir.sizes import dims
+
+
+def with_overs(cover: Cover) -> Cover:
+    """The cover in which kernels that may store over what they load know it."""
+    stored = decide(cover).stored
+    if not any(s.over for s in stored.values()):
+        return cover
+    return replace(cover, steps=tuple(_told(step, stored) for step in cover.steps))
+
+
+def _told(step: Step, stored: Mapping[Value, Stored]) -> Step:
+    if not isinstance(step, Kernel):
+        return step
+    pairs = [
+        (step.inputs.index(v), b)
+        for b, made in enumerate(step.outputs)
+        if (place := stored.get(made)) is not None
+        for v in step.inputs
+        if v in place.over
+    ]
+    return replace(step, over=tuple(pairs)) if pairs else step
+
+
+def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> InPlace:
+    """What of a cover is done in place, with programs that keep the order of loads and stores."""
+    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    strides = cover.layouts
+
+    def keeps(kernel: Kernel, value: Value, stored: Stored) -> bool:
+        made = scheduled[kernels.index(kernel)]
+        known = strides.get(value) or cover.graph.layouts.get(value)
+        steps = known.strides if known is not None else dims.dense_strides(value.shape)
+        shift = _offset(stored.starts, steps)
+        return all(
+            keeps_order(
+                program, program.params[kernel.inputs.index(v)].name,
+                program.params[len(kernel.inputs) + kernel.outputs.index(value)].name, shift,
+            )
+            for program in made.programs
+            for v in stored.over
+        )  # fmt: skip
+
+    return decide(cover, keeps)
+
+
+def _offset(starts: Sequence[Expr], strides: Sequence[Expr]) -> Expr:
+    return dims.add(dims.ZERO, *(dims.mul(a, b) for a, b in zip(starts, strides, strict=True)))
