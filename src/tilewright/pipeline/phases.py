@@ -38,6 +38,7 @@ from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.cuda.convolutions import ConvolutionTimer
 from tilewright.runtime.own.product import maker
 from tilewright.runtime.own.timer import Timer
+from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
@@ -278,6 +279,8 @@ def _plan(state: State) -> State:
     assert state.cover is not None and state.kernels is not None
     asked, target, cover = state.request, state.target, state.cover
     in_place = decide_built(cover, state.kernels.scheduled)
+    STATS.writes_in_place += sum(v.reason is None for v in in_place.verdicts)
+    STATS.writes_copied += sum(v.reason is not None for v in in_place.verdicts)
     plan = build_plan(
         cover,
         number_kernels(cover, state.kernels.numbers),

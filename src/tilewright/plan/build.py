@@ -128,6 +128,7 @@ class _Builder:
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
             changed=tuple(sorted(self.by_kernels)),
+            writes=tuple((v.input, v.reason.value if v.reason else "") for v in self.in_place.verdicts),
             symbols=symbols,
             placed=graph.placed,
         )

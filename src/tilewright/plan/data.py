@@ -169,7 +169,9 @@ class Plan:
     outputs: tuple[int | Expr | None, ...]
     written: tuple[int, ...] = ()
     changed: tuple[int, ...] = ()
-    """Those of them that kernels store into: torch learns of these writes by itself alone if somebody tells it."""
+    """Those of them that kernels store into: torch does not see these writes and must be told of them."""
+    writes: tuple[tuple[int, str], ...] = ()
+    """Each write: the input, and why its value is copied there (empty: it is made where the input lies)."""
     symbols: tuple[str, ...] = ()
     """Size symbols in the order in which generated code receives them."""
     device: str = "cpu"
@@ -205,6 +207,7 @@ class Plan:
             lines.append("segment")
             lines += [f"  {_show(step)}" for step in segment.steps]
             lines += [f"  measure {m.symbol} from b{m.buffer}" for m in segment.measures]
+        lines += [f"input {k} is written by a copy: {why}" for k, why in self.writes if why]
         lines.append("return " + ", ".join(f"b{o}" if isinstance(o, int) else repr(o) for o in self.outputs))
         return "\n".join(lines)
 

@@ -30,6 +30,8 @@ def check_memory(plan: Plan) -> None:
 
 def written_operands(call: LibraryCall) -> tuple[int, ...]:
     """The operands, by number, whose memory a call writes into: as its schema says, else the one it reuses."""
+    if call.function is call.over:
+        return (0,)
     schema = getattr(call.function, "_schema", None) if isinstance(call.function, OpOverload) else None
     if schema is None:
         return (call.reuses,) if call.reuses is not None and call.reuses >= 0 else ()
