@@ -64,18 +64,28 @@ class _Rewriting:
         self.layouts = dict(graph.layouts)
         self.ops: dict[Op, tuple[Op, ...]] = {}
         self.fresh = graph.fresh_id()
+        self.same: dict[Value, Value] = {}
+        """Values that are written, with what they show all of."""
 
     def graph(self) -> Graph:
         """With what was found."""
         ops = [new for op in self.old.ops for new in self.ops.get(op, (op,))]
-        return replace(self.old, ops=tuple(ops), layouts=self.layouts)
+        writes = tuple(replace(w, value=self.same.get(w.value, w.value)) for w in self.old.writes)
+        return replace(self.old, ops=tuple(ops), layouts=self.layouts, writes=writes)
 
     def write(self, given: Value, value: Value) -> None:
         """Look at one write."""
+        shown = value
+        while (op := self.producer.get(shown)) is not None and _is_same(op):
+            shown = op.inputs[0]
+        if shown is not value and shown is not given and shown in self.producer:
+            self.same[value] = shown
+            value = shown
         layout = self.layouts.get(given) or Layout(dims.dense_strides(given.shape))
         if nested(given.shape, layout.strides) is None:
             return
         found: list[tuple[_Choice, Box]] = []
+        last = value
         while value is not given:
             op = self.producer.get(value)
             if op is None or op in self.ops:
@@ -88,13 +98,18 @@ class _Rewriting:
             choice = self._choice(op)
             box = box_of(choice.condition, choice.axes) if choice is not None else None
             if choice is None or box is None:
-                if not found and op.expr is not None and not op.expr.is_view():
-                    self.layouts.setdefault(value, layout)
+                self._lay(last, layout)
                 return
             found.append((choice, box))
             value = choice.base
         for choice, box in found:
             self.ops[choice.op] = self._split(choice, box, layout)
+
+    def _lay(self, value: Value, layout: Layout) -> None:
+        """A kernel that makes all of a value that is written lays it as the input lies."""
+        maker = self.producer.get(value)
+        if maker is not None and maker.expr is not None and not maker.expr.is_view():
+            self.layouts.setdefault(value, layout)
 
     def _choice(self, op: Op) -> _Choice | None:
         """What `op` chooses between, with a second choice written into it if that is one between something new and the
@@ -149,6 +164,16 @@ class _Rewriting:
         )
         call_ = part_call(box.starts, layout.strides)
         return tidy_operands(made), Op("part", (choice.base, lines), (v,), call=call_)
+
+
+def _is_same(op: Op) -> bool:
+    """Whether an op shows all of what it reads, at the same places."""
+    if op.expr is None or not op.expr.is_view() or op.kernel >= 0 or op.inputs[0].dtype is not op.output.dtype:
+        return False
+    same = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in op.expr.axes]
+    sizes = zip(op.inputs[0].shape, op.output.shape, strict=False)
+    alike = len(op.inputs[0].shape) == len(op.output.shape) and all(dims.equal(a, b) for a, b in sizes)
+    return alike and list(op.expr.body[0].args) == same
 
 
 def _counted_from(x: Expr, count: int) -> Expr:

@@ -382,7 +382,7 @@ class _Builder:
         """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""
         pending: list[tuple[int, int]] = []
         copied = [w for w in self.graph.writes if w.input not in self._done()]
-        targets = {self._argument(w.input) for w in self.graph.writes}
+        targets = {self._argument(w.input) for w in copied}
         for w in copied:
             source, target = self._of(w.value), self._argument(w.input)
             root = self._root(source)

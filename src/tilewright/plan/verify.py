@@ -67,6 +67,8 @@ class _Walk:
         self.taken: set[int] = {k for k, b in enumerate(plan.buffers) if b.home is not Home.OUTPUT}
         """What has memory: tensors of their own get theirs when they are made."""
         self.gone: set[int] = set()
+        self.bare: set[int] = set()
+        """Views in inputs that kernels filled and that have no tensor yet."""
         self.number = self.clock = 0
         self.step = ""
 
@@ -124,7 +126,7 @@ class _Walk:
         of = root if kernel and self.buffers[b].home is Home.VIEW else b
         while kernel and self.buffers[of].home is Home.VIEW:
             of = self.buffers[of].source
-        if of not in self.made or root not in self.made:
+        if of not in self.made or root not in self.made or (not kernel and b in self.bare):
             self.fail(b, "is read before it is made")
         if of in self.gone or root in self.gone and kernel:
             self.fail(b, "is read after its memory was given back")
@@ -153,6 +155,8 @@ class _Walk:
             self.fail(b, "is stored into an input that the program does not write")
         if self.buffers[b].version != self.versions[root]:
             self.fail(b, "is stored in another order than the program's")
+        if b not in self.made:
+            self.bare.add(b)
         self.made[b] = self.versions[root]
 
     def make(self, b: int) -> None:
@@ -161,8 +165,11 @@ class _Walk:
         if home is Home.INPUT:
             self.versions[b] += 1
             return
-        if b in self.made:
+        if b in self.made and b not in self.bare:
             self.fail(b, "is made twice")
+        if b in self.bare:
+            self.bare.discard(b)
+            return
         if home is Home.CONSTANT:
             self.fail(b, "is written, and is a constant")
         if root not in self.taken:
@@ -182,7 +189,7 @@ class _Walk:
             root = self.roots[b]
             if self.buffers[root].home is Home.ARENA:
                 self.fail(b, "leaves the plan, and its memory does not")
-            if b not in self.made:
+            if b not in self.made or b in self.bare:
                 self.fail(b, "leaves the plan and is never made")
             if b in self.gone:
                 self.fail(b, "leaves the plan after its memory was given back")

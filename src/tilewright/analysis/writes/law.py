@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
-from tilewright.ir.expr import Expr, axis, substitute, symbol
+from tilewright.ir.expr import Axis, Expr, Symbol, axis, substitute, symbol
 from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.ops.strided import nested
@@ -86,7 +86,7 @@ def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> I
         try:
             found = _Chain(reads, w, keeps).changes()
             if stored.keys() & found.stored or calls.keys() & found.calls:
-                raise _Copied(Reason.SEVERAL)
+                raise _Copied(Reason.SEVERAL)  # it is copied from where it lies for the other write
         except _Copied as why:
             verdicts.append(Verdict(w.input, why.reason))
             continue
@@ -198,7 +198,7 @@ class _Chain:
     def changes(self) -> InPlace:
         """What is done in place. Raises _Copied where the law forbids it."""
         graph, k = self.reads.graph, self.write.input
-        if sum(w.input == k or w.value is self.write.value for w in graph.writes) > 1:
+        if sum(w.input == k for w in graph.writes) > 1:
             raise _Copied(Reason.SEVERAL)
         alone = nested(self.given.shape, self.strides)
         moving = sum(n is not dims.ONE for n in self.given.shape)
@@ -326,26 +326,48 @@ def _op(change: _Change) -> Op:
 def reads_what_it_stores(
     kernel: Kernel, stored: Value, starts: Sequence[Expr], old: frozenset[Value]
 ) -> bool:
-    """Whether each element of `stored`, and of all results that are made of the `old` values, is made of no other
-    element of these than the one that it replaces, `starts` from the first."""
+    """Whether results that are made of the `old` values are made, along each dim, of the element that is stored over
+    or of all that a loop runs through: never of one beside it, nor along another dim. (That all of these are loaded
+    before is seen in the loops: see `order`.)"""
     makers = {v: op for op in kernel.ops for v in op.outputs}
     reached = _made_of(kernel, old)
     for v in kernel.outputs:
         if v not in reached:
             continue
-        if len(v.shape) != len(stored.shape) or not all(map(dims.equal, v.shape, stored.shape)):
-            return False
         expr = makers[v].expr
         assert expr is not None
-        points = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
-        want = [dims.add(p, s) for p, s in zip(points, starts, strict=True)]
-        elements = _elements(v, tuple(points), makers, old & reached)
+        alike = len(v.shape) == len(stored.shape) and all(map(dims.equal, v.shape, stored.shape))
+        points = tuple(_at(a) if alike else _any_of(a) for a in expr.axes)
+        want = points if alike else (None,) * len(starts)
         try:
-            if not all(all(map(dims.equal, place, want)) for place in elements):
-                return False
+            for place in _elements(v, points, makers, old & reached):
+                moved = (dims.sub(e, start) for e, start in zip(place, starts, strict=True))
+                if not all(_is_passed(e, w) for e, w in zip(moved, want, strict=True)):
+                    return False
         except _TooMany:
             return False
     return True
+
+
+def _at(a: Axis) -> Expr:
+    return dims.ZERO if a.extent is dims.ONE else axis(a)
+
+
+def _any_of(a: Axis) -> Expr:
+    """A place along an axis, whichever."""
+    return dims.ZERO if a.extent is dims.ONE else symbol(f"{_ANY}{a.name}", 0)
+
+
+_ANY = "any of "
+
+
+def _is_passed(place: Expr, want: Expr | None) -> bool:
+    """Whether a place is the wanted one, or one of those that a loop runs through."""
+    if want is not None and dims.equal(place, want):
+        return True
+    if want is None and place is dims.ZERO:
+        return True
+    return isinstance(place.value, Symbol) and place.value.name.startswith(_ANY)
 
 
 class _TooMany(Exception):
@@ -379,10 +401,9 @@ def _elements(
         op = makers.get(v)
         if op is None or op.expr is None:
             continue
-        points = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in op.expr.axes]
-        place = {p: i for p, i in zip(points, at, strict=True) if p is not dims.ZERO}
+        place = {axis(a): i for a, i in zip(op.expr.axes, at, strict=True)}
         ran = (*op.expr.reduce, *((op.expr.scan,) if op.expr.scan is not None else ()))
-        place |= {axis(a): symbol(f"any of {a.name}", 0) for a in ran}  # equal to no place
+        place |= {axis(a): _any_of(a) for a in ran}
         for r in op.expr.reads():
             assert isinstance(r.value, int)
             todo.append((op.inputs[r.value], tuple(substitute(a, place) for a in r.args)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.errors import VerifyError
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, substitute, walk
 from tilewright.ir.ops.strided import nested
 from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store, TileProgram, is_binding
 from tilewright.ir.sizes import dims
@@ -135,16 +135,16 @@ class _Pair:
         row = self._row(loop)
         if not all(map(self._stays_inside, row)):
             return None
-        start, stop = row[0].start, row[-1].stop
+        only = {axis(g.axis): dims.ZERO for g in self.program.grid if g.extent is dims.ONE}
+        start, *cuts, stop = (substitute(e, only) for e in (row[0].start, *(one.stop for one in row)))
         if start is dims.ZERO and dims.equal(stop, loop.axis.extent):
-            return loop.axis if all(dims.at_least(dims.sub(stop, one.stop), 0) for one in row) else None
+            return loop.axis if all(dims.at_least(dims.sub(stop, cut), 0) for cut in cuts) else None
         for g in self.program.grid:
             size = dims.coefficient(start, axis(g.axis))
             if size is None or not dims.equal(start, dims.mul(size, axis(g.axis))):
                 continue
-            if _ends_by(stop, dims.add(start, size), loop.axis, g.extent, size) and all(
-                _is_between(one.stop, stop, size) for one in row[:-1]
-            ):
+            ends = _ends_by(stop, dims.add(start, size), loop.axis, g.extent, size)
+            if ends and all(_is_between(cut, stop, size) for cut in cuts):
                 return g.axis
         return None
 
