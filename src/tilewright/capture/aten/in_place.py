@@ -25,14 +25,15 @@ class Places(Enum):
 
     LIST = "a list of indices, one for each of the first dims, or masks; negative ones count from the end"
     LINES = "the index along a dim, from 0 on"
+    SIGNED_LINES = "the index along a dim; negative ones count from the end"
 
 
 _IN_PLACE: dict[OpOverload, tuple[OpOverload, Places]] = {
     aten.index_put.default: (aten.index_put_.default, Places.LIST),
     aten.index_copy.default: (aten.index_copy_.default, Places.LINES),
     aten.index_add.default: (aten.index_add_.default, Places.LINES),
-    aten.index_fill.int_Scalar: (aten.index_fill_.int_Scalar, Places.LINES),
-    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, Places.LINES),
+    aten.index_fill.int_Scalar: (aten.index_fill_.int_Scalar, Places.SIGNED_LINES),
+    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, Places.SIGNED_LINES),
     aten.scatter.src: (aten.scatter_.src, Places.LINES),
     aten.scatter.value: (aten.scatter_.value, Places.LINES),
     aten.scatter_add.default: (aten.scatter_add_.default, Places.LINES),
@@ -81,7 +82,12 @@ def _check_lines(whole: Tensor, dim: int, index: Tensor, *_: object) -> None:
     _check(index, 0, whole.shape[dim] if whole.dim() else 1)
 
 
-_CHECKS = {Places.LIST: _check_list, Places.LINES: _check_lines}
+def _check_signed(whole: Tensor, dim: int, index: Tensor, *_: object) -> None:
+    size = whole.shape[dim] if whole.dim() else 1
+    _check(index, -size, size)
+
+
+_CHECKS = {Places.LIST: _check_list, Places.LINES: _check_lines, Places.SIGNED_LINES: _check_signed}
 
 
 def _check(index: Tensor, low: int, high: int) -> None:
