@@ -252,7 +252,9 @@ def _show_writes(request: Request, graph: Graph) -> None:
     if isinstance(plan, Plan) and writes:
         placed = sum(not why for _, why in writes)
         copied = copied_bytes(plan, _sizes_of(graph))
-        request.screen.line(f"{placed} of {len(writes)} writes into inputs are in place; {size(copied)} are copied")
+        request.screen.line(
+            f"{placed} of {len(writes)} writes into inputs are in place; {size(copied)} are copied"
+        )
         for why, count in Counter(why for _, why in writes if why).items():
             request.screen.line(f"  {count} by a copy: {why}")
     request.screen.facts["writes"] = [{"input": k, "copied": why or None} for k, why in writes]

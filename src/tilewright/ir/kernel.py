@@ -9,6 +9,7 @@ from .expr import Expr, show
 from .graph import Graph, Layout, Op, Value
 from .identity import TOLD
 from .program import TileProgram
+from .writes import NOTHING_IN_PLACE, DoneInPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,11 +61,13 @@ Step = Kernel | LibraryStep | ViewStep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """The steps that compute a graph, in order, and the layout of every value that is in memory."""
+    """The steps that compute a graph, in order, the layout of every value that is in memory, and what of the graph's
+    writes is done where inputs lie."""
 
     graph: Graph
     steps: tuple[Step, ...]
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
+    in_place: DoneInPlace = NOTHING_IN_PLACE
 
 
 @dataclass(frozen=True, slots=True)

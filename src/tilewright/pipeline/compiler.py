@@ -298,9 +298,7 @@ def _reported(state: State) -> Made:
             replace(r, modelled=partial(seconds_at, k, layouts, traced))
             for r, k in zip(reports, kernels, strict=True)
         )
-    calls = calls_of(
-        state.cover, state.captured.ops, sizes, partial(_call_seconds, state), state.in_place
-    )
+    calls = calls_of(state.cover, state.captured.ops, sizes, partial(_call_seconds, state))
     return Made(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
 
 

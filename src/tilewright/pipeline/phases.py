@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints, representative
+from tilewright.analysis.writes.built import decide_built, with_overs
 from tilewright.errors import UnsupportedError, warn
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
@@ -16,7 +17,7 @@ from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.patch_convolutions import multiply_patches
 from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
-from tilewright.library.written_parts import with_written_parts
+from tilewright.library.written.parts import with_written_parts
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
@@ -51,7 +52,6 @@ from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .products import choose_products
 from .state import Request, State
-from .writes import decide_built, with_overs
 
 LOG = logging.getLogger("tilewright")
 
@@ -279,6 +279,7 @@ def _plan(state: State) -> State:
     assert state.cover is not None and state.kernels is not None
     asked, target, cover = state.request, state.target, state.cover
     in_place = decide_built(cover, state.kernels.scheduled)
+    cover = replace(cover, in_place=in_place)
     STATS.writes_in_place += sum(v.reason is None for v in in_place.verdicts)
     STATS.writes_copied += sum(v.reason is not None for v in in_place.verdicts)
     plan = build_plan(
@@ -288,10 +289,9 @@ def _plan(state: State) -> State:
         asked.shares,
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
         lazy_hints=state.solver.hints if asked.place.lazy_memory else None,
-        in_place=in_place,
     ).on(asked.place.device, asked.place.host)
     alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
-    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover), in_place=in_place)
+    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover), cover=cover)
 
 
 PHASES: tuple[Phase, ...] = (

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.analysis.writes.law import NOTHING, InPlace
 from tilewright.ir.graph import Graph, Share
 from tilewright.ir.kernel import Cover
 from tilewright.options import Options
@@ -92,7 +91,6 @@ class State:
     cover: Cover | None = None
     kernels: Kernels | None = None
     plan: Plan | None = None
-    in_place: InPlace = NOTHING
 
     @property
     def target(self) -> Target:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.analysis.writes.law import NOTHING, InPlace, reused_operand
+from tilewright.analysis.writes.law import reused_operand
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
@@ -35,17 +35,16 @@ def build_plan(
     *,
     core_ns: Time = lambda step: None,
     lazy_hints: SizeHints | None = None,
-    in_place: InPlace = NOTHING,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory output k may be, as in
     the program: an input's, or that of outputs in the same storage; other outputs get memory of their own. `core_ns`
     says how long one core takes for a step. With `lazy_hints`, memory is taken when it is needed, for plans whose
-    inputs are given back while they run, or whose results pile up; its sizes say what is worth it. `in_place` says what
-    is stored where inputs lie. Raises VerifyError where a value has no home or a size symbol cannot be found.
+    inputs are given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError
+    where a value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns, lazy_hints, in_place).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, lazy_hints).build(tuple(symbols))
     check_memory(plan)
     return plan
 
@@ -58,10 +57,9 @@ class _Builder:
         shares: Sequence[Share] | None,
         core_ns: Time,
         lazy_hints: SizeHints | None,
-        in_place: InPlace,
     ) -> None:
         self.cover = cover
-        self.in_place = in_place
+        self.in_place = cover.in_place
         self.changes: dict[int, int] = {}
         """How often the memory of each input's buffer was changed so far."""
         self.by_kernels: set[int] = set()
@@ -173,13 +171,14 @@ class _Builder:
 
     def _add(
         self, v: Value, home: Home, *, strides: tuple[Expr, ...] | None = None, index: int = -1, source: int = -1,
-        offset: Expr = dims.ZERO, version: int | None = None,
+        offset: Expr = dims.ZERO,
     ) -> int:  # fmt: skip
         spec = Spec(v.dtype, v.shape, self._strides(v) if strides is None else strides)
         place = len(self.segments)
-        if version is None:
-            version = self.buffers[source].version if source >= 0 else 0
-        self.buffers.append(Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place, version))
+        version = self.buffers[source].version if source >= 0 else 0
+        self.buffers.append(
+            Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place, version)
+        )
         self.number[v] = len(self.buffers) - 1
         return self.number[v]
 
@@ -243,9 +242,12 @@ class _Builder:
         offset = dims.add(dims.ZERO, *(dims.mul(s, n) for s, n in zip(starts, strides, strict=True)))
         self.changes[target] = self.changes.get(target, 0) + 1
         self._extend(target)
-        return self._add(
-            v, Home.VIEW, strides=strides, source=target, offset=offset, version=self.changes[target]
-        )
+        return self._changed(self._add(v, Home.VIEW, strides=strides, source=target, offset=offset), target)
+
+    def _changed(self, b: int, target: int) -> int:
+        """Buffer `b` is what lies in the memory of input buffer `target` now."""
+        self.buffers[b] = replace(self.buffers[b], version=self.changes[target])
+        return b
 
     def _part(self, op: Op, part: tuple[Expr, ...], k: int) -> None:
         """The lines of a part get into input `k`, if the kernel that made them did not put them there; the whole is
@@ -256,7 +258,7 @@ class _Builder:
             box = Value(-1, lines.shape, lines.dtype)
             self.steps.append(Copy(self._tensor(self._change(box, k, part)), source))
         strides = self.buffers[target].spec.strides
-        self._add(op.output, Home.VIEW, strides=strides, source=target, version=self.changes[target])
+        self._changed(self._add(op.output, Home.VIEW, strides=strides, source=target), target)
 
     def _library(self, step: LibraryStep, known: set[str]) -> None:
         op, call = step.op, step.op.call
@@ -268,24 +270,25 @@ class _Builder:
             return
         if changed is not None:
             assert call.over is not None
-            call = replace(call, function=call.over, reuses=0, strides=(), lies=call.lies[1:] and (None, *call.lies[1:]))
+            call = replace(
+                call, function=call.over, reuses=0, strides=(), lies=call.lies[1:] and (None, *call.lies[1:])
+            )
         inputs = tuple(
             self._lying(self._of(v), strides, call.apart)
             for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])
         )
         alias = reused_operand(call)
         source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
-        version = None
-        if changed is not None:
-            target = self._argument(changed)
-            version = self.changes[target] = self.changes.get(target, 0) + 1
         outputs = [
             self._add(
-                v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source,
-                version=version,
+                v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source
             )
             for k, v in enumerate(op.outputs)
-        ]  # fmt: skip
+        ]
+        if changed is not None:
+            target = self._argument(changed)
+            self.changes[target] = self.changes.get(target, 0) + 1
+            self._changed(outputs[0], target)
         if call.is_collective:
             self._wait(inputs)
         if call.starts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.writes.law import NOTHING, InPlace
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
@@ -134,7 +133,7 @@ Price = Callable[[LibraryStep, Sequence[Op]], float | None]
 
 
 def calls_of(
-    cover: Cover, captured: Sequence[Op], sizes: Mapping[str, int], price: Price, in_place: InPlace = NOTHING
+    cover: Cover, captured: Sequence[Op], sizes: Mapping[str, int], price: Price
 ) -> tuple[CallReport, ...]:
     """The calls of a cover, in order, but for lines that are stored where they belong. `captured` are the ops as they
     were before any was replaced by a call."""
@@ -144,7 +143,7 @@ def calls_of(
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         op, call = step.op, step.op.call
-        if call.part is not None and op in in_place.calls:
+        if call.part is not None and op in cover.in_place.calls:
             continue
         named = [cover.graph.origins[o] for o in origins_of(step)]
         done = done_by(step, by_origin)

@@ -13,8 +13,7 @@ condition that fails. `order` looks at the loops of a tile program, which this o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import cast
 
 from tilewright.ir.expr import Axis, Expr, Symbol, axis, substitute, symbol
@@ -22,82 +21,38 @@ from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.ops.strided import nested
 from tilewright.ir.sizes import dims
+from tilewright.ir.writes import NOTHING_IN_PLACE, DoneInPlace, StoredInInput, WriteCopied, WriteVerdict
 from tilewright.tuning.search_limits import IN_PLACE
 
-
-class Reason(Enum):
-    """Why a write copies."""
-
-    GIVEN = "its value is an input, a constant, or a view"
-    CALL = "a library call makes its value"
-    OTHER_BASE = "its value is another tensor with some elements replaced"
-    SEVERAL = "its value or its input has another write"
-    OVERLAPS = "elements of the input may share a place"
-    LAYOUT = "its value lies in memory otherwise than the input"
-    SHOWN = "an output shows the old value"
-    READ_LATER = "a later step reads the old value"
-    OTHER_ELEMENTS = "what stores it reads other elements of the old value"
-    ORDER = "its loops may read an element after it was stored over"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Of the write into input number `input`: None where it is done in place, else the first condition that fails."""
-
-    input: int
-    reason: Reason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A kernel's result lies in input number `input`, `starts` elements from its first along each dim. The kernel may
-    load `over` elements of it: values that are memory of the input up to then."""
-
-    input: int
-    starts: tuple[Expr, ...]
-    over: frozenset[Value] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class InPlace:
-    """What is done where inputs lie: results of kernels, and steps of calls, by the number of their input."""
-
-    verdicts: tuple[Verdict, ...] = ()
-    stored: Mapping[Value, Stored] = field(default_factory=dict[Value, Stored])
-    calls: Mapping[Op, int] = field(default_factory=dict[Op, int])
-
-
-NOTHING = InPlace()
-
-Keeps = Callable[[Kernel, Value, Stored], bool]
+Keeps = Callable[[Kernel, Value, StoredInInput], bool]
 """Whether the loops of a kernel that stores a value so load each element before they store over it."""
 
 
-def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> InPlace:
+def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> DoneInPlace:
     """The answer of the law for each write of a cover."""
     graph = cover.graph
     if not graph.writes:
-        return NOTHING
+        return NOTHING_IN_PLACE
     reads = _Reads(cover)
-    verdicts: list[Verdict] = []
-    stored: dict[Value, Stored] = {}
+    verdicts: list[WriteVerdict] = []
+    stored: dict[Value, StoredInInput] = {}
     calls: dict[Op, int] = {}
     for w in graph.writes:
         try:
             found = _Chain(reads, w, keeps).changes()
             if stored.keys() & found.stored or calls.keys() & found.calls:
-                raise _Copied(Reason.SEVERAL)  # it is copied from where it lies for the other write
+                raise _Copied(WriteCopied.SEVERAL)  # it is copied from where it lies for the other write
         except _Copied as why:
-            verdicts.append(Verdict(w.input, why.reason))
+            verdicts.append(WriteVerdict(w.input, why.reason))
             continue
         stored |= found.stored
         calls |= found.calls
-        verdicts.append(Verdict(w.input, None))
-    return InPlace(tuple(verdicts), stored, calls)
+        verdicts.append(WriteVerdict(w.input, None))
+    return DoneInPlace(tuple(verdicts), stored, calls)
 
 
 class _Copied(Exception):
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: WriteCopied) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
@@ -194,29 +149,30 @@ class _Chain:
         assert isinstance(given, Value)
         self.given = given
         self.strides = reads.strides(given)
+        self.old: list[Value] = [given]
+        """What lay there before the next change, the input first."""
+        self.last = -1
+        """When that was stored."""
 
-    def changes(self) -> InPlace:
+    def changes(self) -> DoneInPlace:
         """What is done in place. Raises _Copied where the law forbids it."""
         graph, k = self.reads.graph, self.write.input
         if sum(w.input == k for w in graph.writes) > 1:
-            raise _Copied(Reason.SEVERAL)
+            raise _Copied(WriteCopied.SEVERAL)
         alone = nested(self.given.shape, self.strides)
         moving = sum(n is not dims.ONE for n in self.given.shape)
         if alone is None or len(alone) < moving or any(place == k for place, _ in graph.placed):
-            raise _Copied(Reason.OVERLAPS)
-        changes = self._found()
-        stored: dict[Value, Stored] = {}
+            raise _Copied(WriteCopied.OVERLAPS)
+        stored: dict[Value, StoredInInput] = {}
         calls: dict[Op, int] = {}
-        old: list[Value] = [self.given]
-        last = -1
-        for change in changes:
+        for change in self._found():
             if not self._lies_alike(change.value):
-                raise _Copied(Reason.LAYOUT)
-            last, made = self._placed(change, old, last)
+                raise _Copied(WriteCopied.LAYOUT)
+            made = self._placed(change)
             stored |= made.stored
             calls |= made.calls
-            old.append(change.value)
-        return InPlace((), stored, calls)
+            self.old.append(change.value)
+        return DoneInPlace((), stored, calls)
 
     def _found(self) -> list[_Change]:
         """The changes that lead to the value that is written, in order."""
@@ -228,44 +184,42 @@ class _Chain:
                 found.append(_Change(value, time, step))
                 break
             if not isinstance(step, LibraryStep):
-                raise _Copied(Reason.OTHER_BASE if found else Reason.GIVEN)
+                raise _Copied(WriteCopied.OTHER_BASE if found else WriteCopied.GIVEN)
             call = step.op.call
             if call is None or (call.part is None and (call.over is None or not call.args)):
-                raise _Copied(Reason.CALL)
+                raise _Copied(WriteCopied.CALL)
             if call.args[0] != Operand(0) or len(step.op.outputs) != 1:
-                raise _Copied(Reason.CALL)
+                raise _Copied(WriteCopied.CALL)
             if _times_read((call.args, [v for _, v in call.kwargs]), Operand(0)) > 1:
-                raise _Copied(Reason.OTHER_ELEMENTS)
+                raise _Copied(WriteCopied.OTHER_ELEMENTS)
             found.append(_Change(value, time, step))
             value = step.op.inputs[0]
         if not found:
-            raise _Copied(Reason.GIVEN)
+            raise _Copied(WriteCopied.GIVEN)
         return found[::-1]
 
     def _lies_alike(self, v: Value) -> bool:
         triples = zip(self.given.shape, self.strides, self.reads.strides(v), strict=True)
         return v.dtype is self.given.dtype and all(n is dims.ONE or dims.equal(a, b) for n, a, b in triples)
 
-    def _placed(self, change: _Change, old: Sequence[Value], last: int) -> tuple[int, InPlace]:
-        """When a change is stored, and how. `old` is what lay there before, the input first; `last` is when that was
-        stored."""
-        step, k = change.step, self.write.input
-        zeros = (dims.ZERO,) * len(self.given.shape)
+    def _placed(self, change: _Change) -> DoneInPlace:
+        """How a change is stored; `last` becomes the time at which it is."""
+        step, part = change.step, change.part
         if isinstance(step, Kernel):
-            return change.time, self._by_kernel(step, change, change.value, zeros, change.time, old, last)
-        lines = step.op.inputs[1] if change.part is not None else None
-        time, maker = self.reads.maker.get(lines, (-1, None)) if lines is not None else (-1, None)
-        if lines is not None and isinstance(maker, Kernel) and self._is_only_for(lines, step):
-            assert change.part is not None
-            try:
-                return time, self._by_kernel(maker, change, lines, change.part, time, old, last)
-            except _Copied:
-                pass  # the lines are copied where they are needed
-        self._check_readers(change, change.time, old, last)
-        owners = {*old}
-        if any(self.reads.owner(v) in owners for v in step.op.inputs[1:]):
-            raise _Copied(Reason.OTHER_ELEMENTS)
-        return change.time, InPlace(calls={step.op: k})
+            return self._by_kernel(step, change, change.value, (dims.ZERO,) * len(self.given.shape))
+        if part is not None:
+            lines = step.op.inputs[1]
+            maker = self.reads.maker.get(lines, (-1, None))[1]
+            if isinstance(maker, Kernel) and self._is_only_for(lines, step):
+                try:
+                    return self._by_kernel(maker, change, lines, part)
+                except _Copied:
+                    pass  # the lines are copied where they are needed
+        self._check_readers(change, change.time)
+        if any(self.reads.owner(v) in self.old for v in step.op.inputs[1:]):
+            raise _Copied(WriteCopied.OTHER_ELEMENTS)
+        self.last = change.time
+        return DoneInPlace(calls={step.op: self.write.input})
 
     def _is_only_for(self, lines: Value, step: LibraryStep) -> bool:
         """Whether nobody else reads the lines, and they lie as those that they replace."""
@@ -277,50 +231,44 @@ class _Chain:
         return [s for _, s, _ in readers] == [step] and lines not in self.reads.graph.kept() and lies
 
     def _by_kernel(
-        self, kernel: Kernel, change: _Change, value: Value, starts: tuple[Expr, ...], time: int,
-        old: Sequence[Value], last: int,
-    ) -> InPlace:  # fmt: skip
+        self, kernel: Kernel, change: _Change, value: Value, starts: tuple[Expr, ...]
+    ) -> DoneInPlace:
         """A kernel stores `value` where it lies in the input."""
-        self._check_readers(change, time, old, last)
-        over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in old)
-        stored = Stored(self.write.input, starts, over)
-        found = InPlace(stored={value: stored}, calls={} if value is change.value else {_op(change): stored.input})
-        if not over:
-            return found
-        if over - set(old) or not reads_what_it_stores(kernel, value, starts, over):
-            raise _Copied(Reason.OTHER_ELEMENTS)
-        if not self.keeps(kernel, value, stored):
-            raise _Copied(Reason.ORDER)
-        return found
+        time, _ = self.reads.maker[value]
+        self._check_readers(change, time)
+        over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in self.old)
+        stored = StoredInInput(self.write.input, starts, over)
+        if over:
+            if not over <= set(self.old) or not reads_what_it_stores(kernel, value, starts, over):
+                raise _Copied(WriteCopied.OTHER_ELEMENTS)
+            if not self.keeps(kernel, value, stored):
+                raise _Copied(WriteCopied.ORDER)
+        self.last = time
+        ops = () if isinstance(change.step, Kernel) else (change.step.op,)
+        return DoneInPlace(stored={value: stored}, calls=dict.fromkeys(ops, stored.input))
 
-    def _check_readers(self, change: _Change, time: int, old: Sequence[Value], last: int) -> None:
+    def _check_readers(self, change: _Change, time: int) -> None:
         """Raise _Copied if anybody needs what was there before once it is changed at that time."""
-        if time <= last:
-            raise _Copied(Reason.READ_LATER)
-        owners = set(old)
-        for v in self.reads.graph.outputs:
-            if isinstance(v, Value) and self.reads.owner(v) in owners:
-                raise _Copied(Reason.SHOWN)
-        if any(self.reads.owner(w.value) in owners for w in self.reads.graph.writes):
-            raise _Copied(Reason.READ_LATER)
-        for owner in old:
+        if time <= self.last:
+            raise _Copied(WriteCopied.READ_LATER)
+        graph, owners = self.reads.graph, set(self.old)
+        if any(isinstance(v, Value) and self.reads.owner(v) in owners for v in graph.outputs):
+            raise _Copied(WriteCopied.SHOWN)
+        if any(self.reads.owner(w.value) in owners for w in graph.writes):
+            raise _Copied(WriteCopied.READ_LATER)
+        for owner in self.old:
             for when, step, v in self.reads.of.get(owner, ()):
-                if step is change.step and v is old[-1]:
+                if step is change.step and v is self.old[-1]:
                     continue
                 begins = isinstance(step, LibraryStep) and step.op.call is not None and step.op.call.starts
                 if when > time or begins or (when == time and not isinstance(step, Kernel)):
-                    raise _Copied(Reason.READ_LATER)
+                    raise _Copied(WriteCopied.READ_LATER)
 
 
 def _times_read(args: object, operand: Operand) -> int:
     if isinstance(args, (list, tuple)):
         return sum(_times_read(a, operand) for a in cast(Sequence[object], args))
     return int(args == operand)
-
-
-def _op(change: _Change) -> Op:
-    assert isinstance(change.step, LibraryStep)
-    return change.step.op
 
 
 def reads_what_it_stores(

@@ -126,7 +126,9 @@ class _Pair:
         known = [s for s in steps if s is not None and dims.at_least(s, 1)]
         if len(known) < len(steps):
             return False
-        rest = dims.sub(offset, dims.add(dims.ZERO, *(dims.mul(axis(a), s) for a, s in zip(moving, known, strict=True))))
+        rest = dims.sub(
+            offset, dims.add(dims.ZERO, *(dims.mul(axis(a), s) for a, s in zip(moving, known, strict=True)))
+        )
         return not (axes_of(rest) & {axis(a) for a in moving}) and _all_move(moving, known)
 
     def _walked(self, loop: Loop) -> Axis | None:

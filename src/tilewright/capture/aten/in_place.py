@@ -20,7 +20,7 @@ from tilewright.ir.graph import Routine
 aten = torch.ops.aten
 
 
-class Places(Enum):
+class IndexForm(Enum):
     """Which argument says where elements go."""
 
     LIST = "a list of indices, one for each of the first dims, or masks; negative ones count from the end"
@@ -28,15 +28,15 @@ class Places(Enum):
     SIGNED_LINES = "the index along a dim; negative ones count from the end"
 
 
-_IN_PLACE: dict[OpOverload, tuple[OpOverload, Places]] = {
-    aten.index_put.default: (aten.index_put_.default, Places.LIST),
-    aten.index_copy.default: (aten.index_copy_.default, Places.LINES),
-    aten.index_add.default: (aten.index_add_.default, Places.LINES),
-    aten.index_fill.int_Scalar: (aten.index_fill_.int_Scalar, Places.SIGNED_LINES),
-    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, Places.SIGNED_LINES),
-    aten.scatter.src: (aten.scatter_.src, Places.LINES),
-    aten.scatter.value: (aten.scatter_.value, Places.LINES),
-    aten.scatter_add.default: (aten.scatter_add_.default, Places.LINES),
+_IN_PLACE: dict[OpOverload, tuple[OpOverload, IndexForm]] = {
+    aten.index_put.default: (aten.index_put_.default, IndexForm.LIST),
+    aten.index_copy.default: (aten.index_copy_.default, IndexForm.LINES),
+    aten.index_add.default: (aten.index_add_.default, IndexForm.LINES),
+    aten.index_fill.int_Scalar: (aten.index_fill_.int_Scalar, IndexForm.SIGNED_LINES),
+    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, IndexForm.SIGNED_LINES),
+    aten.scatter.src: (aten.scatter_.src, IndexForm.LINES),
+    aten.scatter.value: (aten.scatter_.value, IndexForm.LINES),
+    aten.scatter_add.default: (aten.scatter_add_.default, IndexForm.LINES),
 }
 """By the law above, for these arguments: (tensor, indices, values, ...), and (tensor, dim, index, values, ...)."""
 
@@ -44,15 +44,15 @@ _IN_PLACE: dict[OpOverload, tuple[OpOverload, Places]] = {
 def in_place_of(target: object) -> Callable[..., object] | None:
     """What does the same as op `target` in the memory of its first operand, or nothing where it raises."""
     found = _IN_PLACE.get(target) if isinstance(target, OpOverload) else None
-    return None if found is None else InPlace(*found)
+    return None if found is None else OverFirst(*found)
 
 
 @dataclass(frozen=True, slots=True)
-class InPlace(Routine):
+class OverFirst(Routine):
     """An op that replaces elements of its first operand where they lie, once all places are known to be inside."""
 
     function: OpOverload
-    places: Places
+    places: IndexForm
 
     def bind(self) -> Callable[..., object]:
         """What runs."""
@@ -87,7 +87,11 @@ def _check_signed(whole: Tensor, dim: int, index: Tensor, *_: object) -> None:
     _check(index, -size, size)
 
 
-_CHECKS = {Places.LIST: _check_list, Places.LINES: _check_lines, Places.SIGNED_LINES: _check_signed}
+_CHECKS: dict[IndexForm, Callable[..., None]] = {
+    IndexForm.LIST: _check_list,
+    IndexForm.LINES: _check_lines,
+    IndexForm.SIGNED_LINES: _check_signed,
+}
 
 
 def _check(index: Tensor, low: int, high: int) -> None:

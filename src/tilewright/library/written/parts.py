@@ -37,7 +37,7 @@ def with_written_parts(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class ElementBox:
     """Elements of a tensor: first places and sizes, one for each dim."""
 
     starts: tuple[Expr, ...]
@@ -84,7 +84,7 @@ class _Rewriting:
         layout = self.layouts.get(given) or Layout(dims.dense_strides(given.shape))
         if nested(given.shape, layout.strides) is None:
             return
-        found: list[tuple[_Choice, Box]] = []
+        found: list[tuple[_Choice, ElementBox]] = []
         last = value
         while value is not given:
             op = self.producer.get(value)
@@ -129,9 +129,19 @@ class _Rewriting:
 
     def _deeper(self, found: _Choice, old: Expr) -> _Choice:
         new = found.new
-        inner = self.producer.get(found.over[new.value]) if new.op == "read" and isinstance(new.value, int) else None
+        inner = (
+            self.producer.get(found.over[new.value])
+            if new.op == "read" and isinstance(new.value, int)
+            else None
+        )
         body = inner.expr.body[0] if inner is not None and inner.expr is not None else None
-        if inner is None or inner.expr is None or body is None or not inner.expr.is_pointwise or body.op != "where":
+        if (
+            inner is None
+            or inner.expr is None
+            or body is None
+            or not inner.expr.is_pointwise
+            or body.op != "where"
+        ):
             return found
         count = len(found.over)
         moved = transform(body, lambda x: _counted_from(x, count) if x.op == "read" else None)
@@ -148,7 +158,7 @@ class _Rewriting:
             replace(found, condition=call("and", found.condition, second), new=newer, over=over), old
         )
 
-    def _split(self, choice: _Choice, box: Box, layout: Layout) -> tuple[Op, ...]:
+    def _split(self, choice: _Choice, box: ElementBox, layout: Layout) -> tuple[Op, ...]:
         """The lines, and the op that puts them where they belong."""
         op, v = choice.op, choice.op.output
         axes = tuple(Axis(a.name, n) for a, n in zip(choice.axes, box.sizes, strict=True))
@@ -168,7 +178,12 @@ class _Rewriting:
 
 def _is_same(op: Op) -> bool:
     """Whether an op shows all of what it reads, at the same places."""
-    if op.expr is None or not op.expr.is_view() or op.kernel >= 0 or op.inputs[0].dtype is not op.output.dtype:
+    if (
+        op.expr is None
+        or not op.expr.is_view()
+        or op.kernel >= 0
+        or op.inputs[0].dtype is not op.output.dtype
+    ):
         return False
     same = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in op.expr.axes]
     sizes = zip(op.inputs[0].shape, op.output.shape, strict=False)
@@ -189,13 +204,15 @@ def _same_where(one: Sequence[Expr], other: Sequence[Expr], condition: Expr) -> 
     for c in conjuncts(condition):
         if c.op == "eq" and c.args[0].op == "axis":
             fixed[c.args[0]] = c.args[1]
-    return all(dims.equal(substitute(a, fixed), substitute(b, fixed)) for a, b in zip(one, other, strict=True))
+    return all(
+        dims.equal(substitute(a, fixed), substitute(b, fixed)) for a, b in zip(one, other, strict=True)
+    )
 
 
 _FLIPPED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt", "eq": "eq"}
 
 
-def box_of(condition: Expr, axes: Sequence[Axis]) -> Box | None:
+def box_of(condition: Expr, axes: Sequence[Axis]) -> ElementBox | None:
     """The places where a condition holds, if they are proved to be a box inside the axes, and not all of them."""
     lows: dict[Expr, Expr] = {}
     highs: dict[Expr, Expr] = {}
@@ -232,7 +249,7 @@ def box_of(condition: Expr, axes: Sequence[Axis]) -> Box | None:
         dims.at_least(low, 0) and dims.at_least(n, 0) and dims.at_least(dims.sub(a.extent, stop), 0)
         for a, low, stop, n in zip(axes, starts, stops, sizes, strict=True)
     )
-    return Box(starts, sizes) if inside and lows.keys() | highs.keys() else None
+    return ElementBox(starts, sizes) if inside and lows.keys() | highs.keys() else None
 
 
 _DATA = ("read", "var", "value")

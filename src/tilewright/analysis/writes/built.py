@@ -1,16 +1,18 @@
-"""Writes in place, as the pipeline asks for them: of a cover before its kernels are built, and of what was built."""
+"""The law for a cover before its kernels are built, and for what was built."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.writes.law import InPlace, Stored, decide
-from tilewright.analysis.writes.order import keeps_order
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled, Step
 from tilewright.ir.sizes import dims
+from tilewright.ir.writes import DoneInPlace, StoredInInput
+
+from .law import decide
+from .order import keeps_order
 
 
 def with_overs(cover: Cover) -> Cover:
@@ -21,7 +23,7 @@ def with_overs(cover: Cover) -> Cover:
     return replace(cover, steps=tuple(_told(step, stored) for step in cover.steps))
 
 
-def _told(step: Step, stored: Mapping[Value, Stored]) -> Step:
+def _told(step: Step, stored: Mapping[Value, StoredInInput]) -> Step:
     if not isinstance(step, Kernel):
         return step
     pairs = [
@@ -34,12 +36,12 @@ def _told(step: Step, stored: Mapping[Value, Stored]) -> Step:
     return replace(step, over=tuple(pairs)) if pairs else step
 
 
-def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> InPlace:
+def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
     """What of a cover is done in place, with programs that keep the order of loads and stores."""
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     strides = cover.layouts
 
-    def keeps(kernel: Kernel, value: Value, stored: Stored) -> bool:
+    def keeps(kernel: Kernel, value: Value, stored: StoredInInput) -> bool:
         made = scheduled[kernels.index(kernel)]
         known = strides.get(value) or cover.graph.layouts.get(value)
         steps = known.strides if known is not None else dims.dense_strides(value.shape)
