@@ -12,6 +12,7 @@ from tilewright.analysis.writes.built import decide_built, with_overs
 from tilewright.errors import UnsupportedError, warn
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
+from tilewright.ir.program import TileProgram
 from tilewright.library.convolution_layout import lay_channels_innermost
 from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.patch_convolutions import multiply_patches
@@ -22,6 +23,7 @@ from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
 from tilewright.plan.coverage import coverage_of
+from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import (
@@ -47,7 +49,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
 from .attention import choose_attention
-from .build import Builder, in_silence, names_of, number_kernels
+from .build import Builder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .products import choose_products
@@ -290,8 +292,15 @@ def _plan(state: State) -> State:
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
         lazy_hints=state.solver.hints if asked.place.lazy_memory else None,
     ).on(asked.place.device, asked.place.host)
+    check_overwritten(plan, _programs_by_number(state.kernels))
     alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
     return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover), cover=cover)
+
+
+def _programs_by_number(kernels: Kernels) -> Callable[[int], Sequence[TileProgram]]:
+    """The programs of a kernel by its number in the unit."""
+    numbers = list(kernels.numbers)
+    return lambda number: kernels.scheduled[numbers.index(number)].programs
 
 
 PHASES: tuple[Phase, ...] = (

@@ -64,6 +64,8 @@ class _Walk:
         self.made = {k: 0 for k, b in enumerate(plan.buffers) if b.home in _GIVEN}
         """The version of its memory that each buffer was made with."""
         self.versions = [0] * len(plan.buffers)
+        self.stored = [0] * len(plan.buffers)
+        """How many of these are changes of an input where it lies."""
         self.taken: set[int] = {k for k, b in enumerate(plan.buffers) if b.home is not Home.OUTPUT}
         """What has memory: tensors of their own get theirs when they are made."""
         self.gone: set[int] = set()
@@ -111,6 +113,7 @@ class _Walk:
                 self.fail(b, "is used when its part of the arena is another's")
         for b in writes:
             self.versions[self.roots[b]] += 1
+            self.stored[self.roots[b]] += self.buffers[self.roots[b]].home is Home.INPUT
         for b in makes:
             if stores:
                 self.store(b)
@@ -149,6 +152,7 @@ class _Walk:
             return
         root = self.roots[b]
         self.versions[root] += 1
+        self.stored[root] += 1
         if root not in self.made or root in self.gone:
             self.fail(b, "is stored where no input is")
         if self.buffers[root].index not in self.plan.written:
@@ -193,6 +197,8 @@ class _Walk:
                 self.fail(b, "leaves the plan and is never made")
             if b in self.gone:
                 self.fail(b, "leaves the plan after its memory was given back")
+            if self.buffers[b].version != self.stored[root]:
+                self.fail(b, "leaves the plan and was stored over")
             if self.buffers[root].home is not Home.INPUT and self.made[b] != self.versions[root]:
                 self.fail(b, "leaves the plan after something else was written there")
 

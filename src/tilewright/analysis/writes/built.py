@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled, Step
+from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.ir.writes import DoneInPlace, StoredInInput
 
@@ -39,15 +40,23 @@ def _told(step: Step, stored: Mapping[Value, StoredInInput]) -> Step:
 def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
     """What of a cover is done in place, with programs that keep the order of loads and stores."""
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    number = {kernel: n for n, kernel in enumerate(kernels)}
     strides = cover.layouts
+    known: dict[tuple[int, str, str, Expr], bool] = {}
+
+    def in_order(program: TileProgram, loaded: str, stored: str, shift: Expr) -> bool:
+        key = id(program), loaded, stored, shift
+        if key not in known:
+            known[key] = keeps_order(program, loaded, stored, shift)
+        return known[key]
 
     def keeps(kernel: Kernel, value: Value, stored: StoredInInput) -> bool:
-        made = scheduled[kernels.index(kernel)]
-        known = strides.get(value) or cover.graph.layouts.get(value)
-        steps = known.strides if known is not None else dims.dense_strides(value.shape)
+        made = scheduled[number[kernel]]
+        lies = strides.get(value) or cover.graph.layouts.get(value)
+        steps = lies.strides if lies is not None else dims.dense_strides(value.shape)
         shift = _offset(stored.starts, steps)
         return all(
-            keeps_order(
+            in_order(
                 program, program.params[kernel.inputs.index(v)].name,
                 program.params[len(kernel.inputs) + kernel.outputs.index(value)].name, shift,
             )

@@ -46,20 +46,37 @@ def keeps_order(program: TileProgram, loaded: str, stored: str, shift: Expr = di
 
 
 @dataclass(frozen=True, slots=True)
+class _Within:
+    """A statement that another one stands in; of a branch, on the side of `condition` (None: the other one)."""
+
+    statement: Loop | Branch | Nest
+    condition: Expr | None = None
+
+    def is_same(self, other: _Within) -> bool:
+        """Whether both are one body."""
+        return self.statement is other.statement and self.condition is other.condition
+
+
+@dataclass(frozen=True, slots=True)
 class _Access:
-    """A load or store, the statements that it stands in, outermost first, and its place among those of each body."""
+    """A load or store, what it stands in, outermost first, and its place among the statements of each body."""
 
     does: Load | Store
-    within: tuple[Loop | Branch | Nest, ...]
+    within: tuple[_Within, ...]
     place: tuple[int, ...]
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        return tuple(s for s in self.within if isinstance(s, Loop))
+        return tuple(w.statement for w in self.within if isinstance(w.statement, Loop))
+
+    @property
+    def conditions(self) -> tuple[Expr, ...]:
+        """What is known where it runs."""
+        return tuple(c for w in self.within for c in conjuncts(w.condition)) + conjuncts(self.does.mask)
 
 
 def _accesses(
-    body: Sequence[Stmt], within: tuple[Loop | Branch | Nest, ...], place: tuple[int, ...] = ()
+    body: Sequence[Stmt], within: tuple[_Within, ...], place: tuple[int, ...] = ()
 ) -> Iterator[_Access]:
     for n, s in enumerate(body):
         here = (*place, n)
@@ -67,9 +84,10 @@ def _accesses(
             case Load() | Store():
                 yield _Access(s, within, here)
             case Loop() | Nest():
-                yield from _accesses(s.body, (*within, s), here)
+                yield from _accesses(s.body, (*within, _Within(s)), here)
             case Branch():
-                yield from _accesses((*s.body, *s.orelse), (*within, s), here)
+                yield from _accesses(s.body, (*within, _Within(s, s.condition)), here)
+                yield from _accesses(s.orelse, (*within, _Within(s)), here)
             case _:
                 pass
 
@@ -82,7 +100,7 @@ class _Pair:
         pairs = zip(load.within, store.within, strict=False)
         self.common = 0
         for a, b in pairs:
-            if a is not b:
+            if not a.is_same(b):
                 break
             self.common += 1
 
@@ -102,7 +120,7 @@ class _Pair:
         for a in self._shared():
             if axis(a) not in used and a not in walked:
                 return f"each step of {a.name} touches the element"
-        if self.load.place < self.store.place or self._are_beside():
+        if self.load.place < self.store.place or self._are_beside() or self._exclude_each_other():
             return ""
         return "it is stored before it is loaded"
 
@@ -116,7 +134,8 @@ class _Pair:
 
     def _shared(self) -> list[Axis]:
         """The axes whose steps both see, other than those of a single step."""
-        loops = [s for s in self.load.within[: self.common] if isinstance(s, Loop) and not is_binding(s)]
+        shared = [w.statement for w in self.load.within[: self.common]]
+        loops = [s for s in shared if isinstance(s, Loop) and not is_binding(s)]
         return [g.axis for g in self.program.grid if g.extent is not dims.ONE] + [s.axis for s in loops]
 
     def _is_apart(self, offset: Expr, axes: Sequence[Axis]) -> bool:
@@ -133,22 +152,34 @@ class _Pair:
 
     def _walked(self, loop: Loop) -> Axis | None:
         """The axis of the grid whose tiles a loop walks: the loop's own where it walks all of the axis; None where that
-        is not seen."""
+        is not seen, or it may run past the axis's end."""
         row = self._row(loop)
-        if not all(map(self._stays_inside, row)):
+        if not all(map(self._stays_inside, row)) or not self._is_bounded(loop):
             return None
         only = {axis(g.axis): dims.ZERO for g in self.program.grid if g.extent is dims.ONE}
         start, *cuts, stop = (substitute(e, only) for e in (row[0].start, *(one.stop for one in row)))
-        if start is dims.ZERO and dims.equal(stop, loop.axis.extent):
+        if start is dims.ZERO and dims.at_least(dims.sub(stop, loop.axis.extent), 0):
             return loop.axis if all(dims.at_least(dims.sub(stop, cut), 0) for cut in cuts) else None
         for g in self.program.grid:
             size = dims.coefficient(start, axis(g.axis))
             if size is None or not dims.equal(start, dims.mul(size, axis(g.axis))):
                 continue
-            ends = _ends_by(stop, dims.add(start, size), loop.axis, g.extent, size)
+            end = dims.add(start, size)
+            ends = dims.equal(stop, end) or dims.equal(stop, dims.minimum(loop.axis.extent, end))
             if ends and all(_is_between(cut, stop, size) for cut in cuts):
                 return g.axis
         return None
+
+    def _is_bounded(self, loop: Loop) -> bool:
+        """Whether what the load and the store do in a loop stays in front of the end of its axis."""
+        end = loop.axis.extent
+        if dims.at_least(dims.sub(end, loop.stop), 0):
+            return True
+        inside = [a for a in (self.load, self.store) if any(s is loop for s in a.loops)]
+        return all(
+            any(_is_below(c, loop, end) or _says_at_most(c, loop.stop, end) for c in a.conditions)
+            for a in inside
+        )
 
     def _row(self, loop: Loop) -> list[Loop]:
         """The loops over one axis, of one body, that follow each other with `loop` among them."""
@@ -171,18 +202,30 @@ class _Pair:
         if _is_multiple(loop.start, loop.tile) and _is_multiple(loop.stop, loop.tile):
             return True
         inside = [a for a in (self.load, self.store) if any(s is loop for s in a.loops)]
-        return all(_is_below(a.does.mask, loop) for a in inside)
+        return all(any(_is_below(c, loop, loop.stop) for c in a.conditions) for a in inside)
 
     def _are_beside(self) -> bool:
         """Whether the two walk different parts of one axis, which follow each other."""
-        if len(self.load.within) <= self.common or len(self.store.within) <= self.common:
+        both = self._parting()
+        if both is None:
             return False
-        mine, other = self.load.within[self.common], self.store.within[self.common]
+        mine, other = (w.statement for w in both)
         if not isinstance(mine, Loop) or not isinstance(other, Loop) or mine.axis != other.axis:
             return False
         row = self._row(mine)
         followed = all(dims.equal(a.stop, b.start) for a, b in pairwise(row))
         return followed and any(s is other for s in row) and axis(mine.axis) in axes_of(self.load.does.offset)
+
+    def _parting(self) -> tuple[_Within, _Within] | None:
+        """The outermost of what either stands in alone, if both do."""
+        if len(self.load.within) <= self.common or len(self.store.within) <= self.common:
+            return None
+        return self.load.within[self.common], self.store.within[self.common]
+
+    def _exclude_each_other(self) -> bool:
+        """Whether only one of the two runs: they stand on different sides of a branch."""
+        both = self._parting()
+        return both is not None and both[0].statement is both[1].statement
 
 
 def _bodies(body: Sequence[Stmt]) -> Iterator[Sequence[Stmt]]:
@@ -201,26 +244,19 @@ def _is_multiple(e: Expr, n: int) -> bool:
     return dims.mod(e, dims.integer(n)) is dims.ZERO
 
 
-def _is_below(mask: Expr | None, loop: Loop) -> bool:
-    """Whether a mask has the condition that the axis of a loop is in front of its stop."""
-    return any(
-        c.op == "lt" and c.args[0] is axis(loop.axis) and dims.equal(c.args[1], loop.stop)
-        for c in conjuncts(mask)
-    )
+def _is_below(c: Expr, loop: Loop, end: Expr) -> bool:
+    """Whether a condition says that the axis of a loop is in front of an end."""
+    return c.op == "lt" and c.args[0] is axis(loop.axis) and dims.equal(c.args[1], end)
+
+
+def _says_at_most(c: Expr, stop: Expr, end: Expr) -> bool:
+    """Whether a condition says that a stop is no further than an end."""
+    return c.op == "le" and dims.equal(c.args[0], stop) and dims.equal(c.args[1], end)
 
 
 def _all_move(axes: Sequence[Axis], steps: Sequence[Expr]) -> bool:
     order = nested([a.extent for a in axes], list(steps))
     return order is not None and len(order) == len(axes)
-
-
-def _ends_by(stop: Expr, end: Expr, walked: Axis, tiles: Expr, size: Expr) -> bool:
-    """Whether a tile stops at its `end`, or with the axis, which has so many tiles of this size."""
-    if dims.equal(stop, end):
-        return dims.equal(dims.mul(tiles, size), walked.extent)
-    if not dims.equal(stop, dims.minimum(walked.extent, end)):
-        return False
-    return dims.equal(tiles, dims.ceildiv(walked.extent, size))
 
 
 def _is_between(cut: Expr, stop: Expr, size: Expr) -> bool:
