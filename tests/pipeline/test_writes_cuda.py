@@ -61,4 +61,7 @@ def test_a_gpu_stores_in_place(
     assert plan.writes == ((0, ""),) and plan.changed == (0,)
     assert not any(isinstance(step, Copy) for segment in plan.segments for step in segment.steps)
     sources = [k.source for k in done.compilation.kernels]
-    assert any("tl.debug_barrier()\n    tl.store(" in text.replace("        ", "    ") for text in sources) is waits
+    assert (
+        any("tl.debug_barrier()\n    tl.store(" in text.replace("        ", "    ") for text in sources)
+        is waits
+    )

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.support.cpp_harness import host_target
 from tests.support.corpus import Case
+from tests.support.cpp_harness import host_target
 from tests.support.one_kernel import capture, one_kernel
 from torch import Tensor
 
@@ -137,9 +137,7 @@ def test_what_is_let_through_means_the_same_in_any_order(name: str, target: Targ
         np.testing.assert_array_equal(_run(program, given, True, order), first)
 
 
-def _run(
-    program: TileProgram, given: np.ndarray, shared: bool, order: Callable[[int], object]
-) -> np.ndarray:
+def _run(program: TileProgram, given: np.ndarray, shared: bool, order: Callable[[int], object]) -> np.ndarray:
     run = _Run(program, {}, FLOATS)
     run.memory = {b.name: run.poisoned(b) for b in program.params}
     run.memory[program.params[0].name] = run.filled(program.params[0], given)

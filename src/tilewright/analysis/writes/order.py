@@ -8,7 +8,7 @@ store to its element, whichever points of the grid run first. That holds if
     in which all axes occur that both statements share, so that no other point or step touches the element,
     and in the body that they share the load stands first, or both walk different parts of one axis.
 
-An axis of the grid that counts tiles occurs through the loop that walks its tile. Where a tile ends is told by the
+An axis of the grid, or of a loop, that counts tiles occurs through the loop that walks its tile. Where a tile ends is told by the
 stops of loops and by masks. What is not seen to hold does not: such a program gets a buffer and a copy."""
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class _Pair:
         return not (axes_of(rest) & {axis(a) for a in moving}) and _all_move(moving, known)
 
     def _walked(self, loop: Loop) -> Axis | None:
-        """The axis of the grid whose tiles a loop walks: the loop's own where it walks all of the axis; None where that
-        is not seen, or it may run past the axis's end."""
+        """The axis of the grid, or of a loop around it, whose tiles a loop walks: its own where it walks all of the axis;
+        None where that is not seen, or it may run past the axis's end."""
         row = self._row(loop)
         if not all(map(self._stays_inside, row)) or not self._is_bounded(loop):
             return None
@@ -160,14 +160,15 @@ class _Pair:
         start, *cuts, stop = (substitute(e, only) for e in (row[0].start, *(one.stop for one in row)))
         if start is dims.ZERO and dims.at_least(dims.sub(stop, loop.axis.extent), 0):
             return loop.axis if all(dims.at_least(dims.sub(stop, cut), 0) for cut in cuts) else None
-        for g in self.program.grid:
-            size = dims.coefficient(start, axis(g.axis))
-            if size is None or not dims.equal(start, dims.mul(size, axis(g.axis))):
+        outer = [g.axis for g in self.program.grid] + [s.axis for s in self._all_loops() if s.tile == 1]
+        for a in outer:
+            size = dims.coefficient(start, axis(a))
+            if size is None or not dims.at_least(size, 1) or not dims.equal(start, dims.mul(size, axis(a))):
                 continue
             end = dims.add(start, size)
             ends = dims.equal(stop, end) or dims.equal(stop, dims.minimum(loop.axis.extent, end))
             if ends and all(_is_between(cut, stop, size) for cut in cuts):
-                return g.axis
+                return a
         return None
 
     def _is_bounded(self, loop: Loop) -> bool:
