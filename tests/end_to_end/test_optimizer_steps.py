@@ -24,6 +24,8 @@ OPTIMIZERS: dict[str, Make] = {
     "RMSprop": lambda p: RMSprop(p, lr=0.01, foreach=True),
 }
 
+QUICK = ("SGD, lr as a tensor", "AdamW")
+
 
 def tensors_of(optimizer: Optimizer, parameters: list[Parameter]) -> list[Tensor]:
     """Parameters and what the optimizer keeps of them."""
@@ -31,7 +33,9 @@ def tensors_of(optimizer: Optimizer, parameters: list[Parameter]) -> list[Tensor
     return [*(p.detach() for p in parameters), *kept]
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
+)
 @pytest.mark.filterwarnings("ignore:Profiler")
 def test_a_step_copies_nothing(name: str) -> None:
     torch._dynamo.reset()

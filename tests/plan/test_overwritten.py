@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilewright.errors import VerifyError
+from tilewright.errors import IndexOutOfRange, VerifyError
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
@@ -145,11 +145,16 @@ def of_another(x: Tensor, y: Tensor) -> None:
     x.copy_(y.index_fill(0, torch.tensor([1]), 3.0))
 
 
+def from_a_table(x: Tensor, table: Tensor, at: Tensor) -> None:
+    x.copy_(table[at] + x)
+
+
 COPIED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], WriteCopied]] = {
     "neighbours": (neighbours, (grid(30, 30),), WriteCopied.OTHER_ELEMENTS),
     "transposed": (transposed, (grid(30, 30),), WriteCopied.OTHER_ELEMENTS),
     "read later": (read_later, (grid(8, 4), torch.tensor([3, 2]), grid(2, 4)), WriteCopied.READ_LATER),
     "a call makes it": (by_a_call, (grid(8, 4),), WriteCopied.CALL),
+    "a bad index": (from_a_table, (grid(3, 4), grid(8, 4), torch.tensor([1, 7, 0])), WriteCopied.MAY_FAIL),
     "another tensor": (of_another, (grid(8, 4), grid(8, 4)), WriteCopied.OTHER_BASE),
 }
 
@@ -234,3 +239,14 @@ def test_a_step_behind_that_reads_the_old_value_is_refused() -> None:
         check_memory(replace(plan, buffers=tuple(wrong)))
     with pytest.raises(VerifyError, match="does not write"):
         check_memory(replace(plan, written=()))
+
+
+def test_a_bad_index_writes_nothing() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(from_a_table, backend="tilewright")
+    x = grid(3, 4)
+    with pytest.raises(IndexOutOfRange):
+        compiled(x, grid(8, 4), torch.tensor([1, 9, 0]))
+    assert torch.equal(x, grid(3, 4))
+    compiled(x, grid(8, 4), torch.tensor([1, 2, 0]))
+    assert torch.equal(x, grid(8, 4)[[1, 2, 0]] + grid(3, 4))

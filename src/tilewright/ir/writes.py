@@ -22,6 +22,7 @@ class WriteCopied(Enum):
     SHOWN = "an output shows the old value"
     READ_LATER = "a later step reads the old value"
     OTHER_ELEMENTS = "what stores it reads other elements of the old value"
+    MAY_FAIL = "what makes it may find an index outside, or a divisor of 0, when some of it is stored"
     ORDER = "its loops may read an element after it was stored over"
 
 

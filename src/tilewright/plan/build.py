@@ -270,9 +270,8 @@ class _Builder:
             return
         if changed is not None:
             assert call.over is not None
-            call = replace(
-                call, function=call.over, reuses=0, strides=(), lies=call.lies[1:] and (None, *call.lies[1:])
-            )
+            lies = (None, *call.lies[1:]) if call.lies else ()
+            call = replace(call, function=call.over, reuses=0, strides=(), lies=lies, spare=None)
         inputs = tuple(
             self._lying(self._of(v), strides, call.apart)
             for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tilewright.ir.expr import Axis, Expr, Symbol, axis, substitute, symbol
+from tilewright.analysis.runtime_checks import divisor, from_data, inside_of
+from tilewright.ir.expr import Axis, Expr, Symbol, axis, substitute, symbol, walk
 from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.ops.strided import nested
@@ -186,7 +187,7 @@ class _Chain:
             if not isinstance(step, LibraryStep):
                 raise _Copied(WriteCopied.OTHER_BASE if found else WriteCopied.GIVEN)
             call = step.op.call
-            if call is None or (call.part is None and (call.over is None or not call.args)):
+            if call is None or (call.part is None and (call.over is None or not call.args or call.apart)):
                 raise _Copied(WriteCopied.CALL)
             if call.args[0] != Operand(0) or len(step.op.outputs) != 1:
                 raise _Copied(WriteCopied.CALL)
@@ -236,6 +237,8 @@ class _Chain:
         """A kernel stores `value` where it lies in the input."""
         time, _ = self.reads.maker[value]
         self._check_readers(change, time)
+        if any(map(_may_fail, kernel.ops)):
+            raise _Copied(WriteCopied.MAY_FAIL)
         over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in self.old)
         stored = StoredInInput(self.write.input, starts, over)
         if over:
@@ -263,6 +266,18 @@ class _Chain:
                 begins = isinstance(step, LibraryStep) and step.op.call is not None and step.op.call.starts
                 if when > time or begins or (when == time and not isinstance(step, Kernel)):
                     raise _Copied(WriteCopied.READ_LATER)
+
+
+def _may_fail(op: Op) -> bool:
+    """Whether an op tests what it computes with: a kernel says that only when all of it has run."""
+    for x in (x for b in (op.expr.body if op.expr is not None else ()) for x in walk(b)):
+        if x.op == "checked" or divisor(x) is not None:
+            return True
+        if x.op == "read" and isinstance(x.value, int):
+            places = zip(x.args, op.inputs[x.value].shape, strict=True)
+            if any(from_data(i) and inside_of(i, n) is not None for i, n in places):
+                return True
+    return False
 
 
 def _times_read(args: object, operand: Operand) -> int:
