@@ -8,8 +8,8 @@ store to its element, whichever points of the grid run first. That holds if
     in which all axes occur that both statements share, so that no other point or step touches the element,
     and in the body that they share the load stands first, or both walk different parts of one axis.
 
-An axis of the grid, or of a loop, that counts tiles occurs through the loop that walks its tile. Where a tile ends is told by the
-stops of loops and by masks. What is not seen to hold does not: such a program gets a buffer and a copy."""
+An axis of the grid, or of a loop, that counts tiles occurs through the loop that walks its tile. Where a tile ends is
+told by the stops of loops and by masks. What is not seen to hold does not: such a program gets a buffer and a copy."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Pair:
         return not (axes_of(rest) & {axis(a) for a in moving}) and _all_move(moving, known)
 
     def _walked(self, loop: Loop) -> Axis | None:
-        """The axis of the grid, or of a loop around it, whose tiles a loop walks: its own where it walks all of the axis;
+        """The axis of the grid, or of an outer loop, whose tiles a loop walks: its own where it walks all of the axis.
         None where that is not seen, or it may run past the axis's end."""
         row = self._row(loop)
         if not all(map(self._stays_inside, row)) or not self._is_bounded(loop):
