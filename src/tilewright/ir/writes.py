@@ -20,6 +20,7 @@ class WriteCopied(Enum):
     OVERLAPS = "elements of the input may share a place"
     LAYOUT = "its value lies in memory otherwise than the input"
     SHOWN = "an output shows the old value"
+    VIEWED = "an output of free sizes is a view of the new value, whose place torch reads off it"
     READ_LATER = "a later step reads the old value"
     OTHER_ELEMENTS = "what stores it reads other elements of the old value"
     MAY_FAIL = "what makes it may find an index outside, or a divisor of 0, when some of it is stored"

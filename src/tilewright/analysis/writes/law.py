@@ -173,7 +173,18 @@ class _Chain:
             stored |= made.stored
             calls |= made.calls
             self.old.append(change.value)
+        if self._is_viewed():
+            raise _Copied(WriteCopied.VIEWED)
         return DoneInPlace((), stored, calls)
+
+    def _is_viewed(self) -> bool:
+        """Whether an output shows the new value in another form at sizes that are not known: it is then no memory of an
+        input by our books, and would be a copy."""
+        graph, new = self.reads.graph, self.write.value
+        views = [
+            v for v in graph.outputs if isinstance(v, Value) and v is not new and self.reads.owner(v) is new
+        ]
+        return bool(views) and bool(graph.symbols())
 
     def _found(self) -> list[_Change]:
         """The changes that lead to the value that is written, in order."""
