@@ -20,10 +20,12 @@ from tilewright.interp import run_graph
 from tilewright.options import Options
 from tilewright.pipeline.backends import cuda
 from tilewright.pipeline.compiler import Compiled, compile_fx
+from tilewright.plan import Copy
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.kernels import CudaUnit
+from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.gpu import matmul, shared_memory
 from tilewright.schedule.gpu.shared_memory import shared_bytes
@@ -271,3 +273,51 @@ def test_numbers_that_torch_makes_of_sizes_are_generated() -> None:
             n.replace_all_uses_with(new)
     made = compiled(gm)
     assert "true_divide" in str(gm.graph) and made.coverage.kernels == 1 and not made.calls
+
+
+# --- writes into inputs ---------------------------------------------------------------
+
+
+def grown(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The new value of x, and a result."""
+    return x * 0.9 + y, y * 2
+
+
+def line(cache: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The new value of the cache, and a result."""
+    made = torch.select_scatter(cache, k * 2, 1, 5)
+    return made, made.sum(-1)
+
+
+def written(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph whose first result is written into its first input. (No such copy can be traced here.)"""
+    (output,) = gm.graph.find_nodes(op="output")
+    (first, *_) = gm.graph.find_nodes(op="placeholder")
+    (new, *rest) = output.args[0]
+    with gm.graph.inserting_before(output):
+        copy = gm.graph.call_function(torch.ops.aten.copy_.default, (first, new))
+    copy.meta["val"] = first.meta["val"]
+    output.args = (rest,)
+    gm.recompile()
+    return gm
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("program", "shapes", "waits"),
+    [(grown, ((300, 70), (300, 70)), True), (line, ((4, 64, 128), (4, 128)), False)],
+)
+def test_a_gpu_stores_in_place(
+    program: Callable[..., tuple[Tensor, Tensor]], shapes: tuple[tuple[int, ...], ...], waits: bool
+) -> None:
+    """Threads of a block may hold copies of what is loaded: all have loaded before one stores over it."""
+    done = compiled(written(traced(program, *shapes)))
+    assert isinstance(done.executable, Executable)
+    plan = done.executable.plan
+    assert plan.writes == ((0, ""),) and plan.changed == (0,)
+    assert not any(isinstance(step, Copy) for segment in plan.segments for step in segment.steps)
+    sources = [k.source for k in done.compilation.kernels]
+    assert (
+        any("tl.debug_barrier()\n    tl.store(" in text.replace("        ", "    ") for text in sources)
+        is waits
+    )

@@ -62,13 +62,20 @@ class Recorder:
         self.texts[f"{head}.cover"] = "\n".join([cover.graph.show(), *map(shown_step, cover.steps)]) + "\n"
         for k, s in enumerate(scheduled):
             programs = s.programs
-            forms = [self.forms[id(p)][1] for p in programs if id(p) in self.forms]
+            forms = [form for p in programs if (form := self.form_of(p)) is not None]
             conditions = [repr(b.condition) for b in s.buckets]
             name = f"{head}.{k:02}"
             self.texts[f"{name}.form"] = "\n\n".join(forms) + "\n"
             self.texts[f"{name}.schedule"] = "\n".join([shown(s.schedule), *conditions]) + "\n"
             self.texts[f"{name}.program"] = "\n\n".join(p.show() for p in programs) + "\n"
             self.texts[f"{name}.source"] = "\n".join(sources(programs, names, target)) + "\n"
+
+    def form_of(self, program: TileProgram) -> str | None:
+        """What a program was lowered from; one that may store over what it loads was another one then."""
+        found = self.forms.get(id(program)) or next(
+            (f for f in self.forms.values() if program.over and replace(program, over=()) == f[0]), None
+        )
+        return None if found is None else found[1]
 
     def lowered(self, form: Form, schedule: Schedule, *, plain: Callable[..., TileProgram]) -> TileProgram:
         """As `lower`; the form is kept with what became of it."""

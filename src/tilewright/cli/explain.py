@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from torch import Tensor, fx
 from tilewright import measure
 from tilewright.capture.signature import Signature
 from tilewright.errors import InputError
+from tilewright.ir.graph import LibraryCall
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
-from tilewright.plan import Plan
-from tilewright.runtime.plan.bound import intermediate_bytes
+from tilewright.plan import CallStep, Plan
+from tilewright.runtime.plan.bound import copied_bytes, intermediate_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
 from tilewright.tilegraph.connect import connect
@@ -77,6 +79,7 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     _show_entries(request, entries, everything=everything, timed=timed)
     for graph in compiled.compilations:
         _show_memory(request, graph)
+        _show_writes(request, graph)
         _show_levels(request, graph)
         _show_regions(request, graph)
     kernels = [cast(KernelRecord, e.record) for e in entries if e.is_kernel]
@@ -118,12 +121,15 @@ def _repeat(compiled: Compiled, inputs: Sequence[Tensor], clocks: Sequence[StepC
 
 def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
     """Kernels and calls in the order of the cover; those of loops' bodies, which run within a call, behind."""
-    cover = result_of(graph, "partition")
+    cover, plan = result_of(graph, "partition"), result_of(graph, "plan")
+    called = _called(plan) if isinstance(plan, Plan) else None
     order: list[bool] = []
     for step in cover.steps if isinstance(cover, Cover) else ():
         if isinstance(step, Kernel):
             order.append(True)
         elif isinstance(step, LibraryStep) and step.op.call is not None:
+            if step.op.call.part is not None and called is not None and step.op.call not in called:
+                continue  # a kernel stores the lines where they belong
             order.append(False)
     kernels, calls = list(graph.kernels), list(graph.calls)
     times = {
@@ -136,6 +142,10 @@ def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
         if records:
             found.append(ExplainedStep(records.pop(0), is_kernel, times[is_kernel].pop(0)))
     return [*found, *(ExplainedStep(k, True) for k in kernels), *(ExplainedStep(c, False) for c in calls)]
+
+
+def _called(plan: Plan) -> list[LibraryCall]:
+    return [s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
 
 
 def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float | None]:
@@ -235,6 +245,21 @@ def _show_memory(request: CommandRequest, graph: GraphWork) -> None:
     needed = intermediate_bytes(plan, _sizes_of(graph)) if isinstance(plan, Plan) else None
     request.screen.line(f"intermediates take {size(needed)}")
     request.screen.facts["intermediate_bytes"] = needed
+
+
+def _show_writes(request: CommandRequest, graph: GraphWork) -> None:
+    """What is written into inputs where they lie, and why the rest is copied there."""
+    plan = result_of(graph, "plan")
+    writes = plan.writes if isinstance(plan, Plan) else ()
+    if isinstance(plan, Plan) and writes:
+        placed = sum(not why for _, why in writes)
+        copied = copied_bytes(plan, _sizes_of(graph))
+        request.screen.line(
+            f"{placed} of {len(writes)} writes into inputs are in place; {size(copied)} are copied"
+        )
+        for why, count in Counter(why for _, why in writes if why).items():
+            request.screen.line(f"  {count} by a copy: {why}")
+    request.screen.facts["writes"] = [{"input": k, "copied": why or None} for k, why in writes]
 
 
 def _sizes_of(graph: GraphWork) -> Mapping[str, int]:

@@ -88,7 +88,11 @@ class LibraryCall:
 
     A call with a `group` (None: any other call) is a collective: all processes of the group make the same ones in the
     same order, so that none is merged, dropped, repeated, run while compiling or moved past another (none is `pure`).
-    One that `starts` may read its operands until another one, whose own group is empty, has waited for its results."""
+    One that `starts` may read its operands until another one, whose own group is empty, has waited for its results.
+
+    With a `part`, the result is operand 0 with operand 1 in place of its elements from these places on, which lie
+    inside it. `over` is called as `function` is, and does the same in the memory of operand 0: all of it or, where it
+    raises, nothing."""
 
     name: str
     function: Callable[..., object]
@@ -113,6 +117,8 @@ class LibraryCall:
     refused: tuple[str, ...] = field(default=(), metadata=TOLD)
     group: str | None = None
     starts: bool = False
+    part: tuple[Expr, ...] | None = None
+    over: Callable[..., object] | None = None
 
     @property
     def is_collective(self) -> bool:

@@ -9,16 +9,19 @@ from .expr import Expr, show
 from .graph import Graph, Layout, Op, Value
 from .identity import TOLD
 from .program import TileProgram
+from .writes import NOTHING_IN_PLACE, DoneInPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """Ops that become one launch, in topological order, with the values it stores. Inputs are derived; convexity is
-    not asked. `reason` says why its boundary is where it is, for people."""
+    not asked. `reason` says why its boundary is where it is, for people. `over` are pairs of an input and an output,
+    by number, that may be one memory."""
 
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
     reason: str = field(default="", metadata=TOLD)
+    over: tuple[tuple[int, int], ...] = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -58,11 +61,13 @@ Step = Kernel | LibraryStep | ViewStep
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """The steps that compute a graph, in order, and the layout of every value that is in memory."""
+    """The steps that compute a graph, in order, the layout of every value that is in memory, and what of the graph's
+    writes is done where inputs lie."""
 
     graph: Graph
     steps: tuple[Step, ...]
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
+    in_place: DoneInPlace = NOTHING_IN_PLACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ class GraphParts:
         self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
-        """Views that a library call or the caller reads, where strides can say them."""
+        """Views that a library call or the caller reads, where strides can say them. Lines that replace others are
+        none: a kernel puts them there."""
         found: dict[Value, ViewStep] = {}
         held = self._held()
         for op in filter(_is_view, self.graph.ops):
@@ -52,7 +53,7 @@ class GraphParts:
             returned = op.output in self.shown and op.inputs[0] in held
             if not returned and (op.output in self.kept_values or not readers):
                 continue
-            if not returned and not all(r.call is not None for r in readers):
+            if not returned and not all(r.call is not None and r.call.part is None for r in readers):
                 continue
             memory = view_layout(op, self.layouts)
             if memory is not None:

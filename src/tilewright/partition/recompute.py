@@ -44,8 +44,10 @@ def _of_one_value(
 ) -> set[Op]:
     """Ops that read nothing, or one value that is in memory anyway."""
     found: dict[Op, frozenset[Op]] = {}
+    written = {w.value for w in graph.writes}  # made where an input lies, which nobody can read any more then
+    written |= {op.inputs[0] for op in graph.ops if op.call is not None and op.call.part is not None}
     for op in graph.ops:
-        if not is_cheap(op, views):
+        if not is_cheap(op, views) or (op.output in written and op.inputs):
             continue
         stored = [v for v in op.inputs if v.numel is not dims.ONE]
         makers = [producer.get(v) for v in stored]

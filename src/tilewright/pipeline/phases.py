@@ -8,18 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints, representative
+from tilewright.analysis.writes.built import decide_built, with_overs
 from tilewright.errors import UnsupportedError, warn
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
+from tilewright.ir.program import TileProgram
 from tilewright.library.convolution_layout import lay_channels_innermost
 from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.patch_convolutions import multiply_patches
 from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
+from tilewright.library.written.parts import with_written_parts
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
 from tilewright.plan.coverage import coverage_of
+from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.algebra.diagonals import share_diagonals
 from tilewright.rewrite.normal.frozen_weights import freeze
@@ -38,6 +42,7 @@ from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.cuda.convolutions import ConvolutionTimer
 from tilewright.runtime.own.product import maker
 from tilewright.runtime.own.timer import Timer
+from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
@@ -45,7 +50,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
 from .attention import choose_attention
-from .build import KernelBuilder, in_silence, names_of, number_kernels
+from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .products import choose_products
@@ -263,7 +268,7 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    return replace(state, cover=cover)
+    return replace(state, cover=with_overs(cover))
 
 
 def _make_kernels(state: State) -> State:
@@ -278,6 +283,10 @@ def _make_kernels(state: State) -> State:
 def _plan(state: State) -> State:
     assert state.cover is not None and state.kernels is not None
     asked, target, cover = state.request, state.target, state.cover
+    in_place = decide_built(cover, state.kernels.scheduled)
+    cover = replace(cover, in_place=in_place)
+    STATS.writes_in_place += sum(v.reason is None for v in in_place.verdicts)
+    STATS.writes_copied += sum(v.reason is not None for v in in_place.verdicts)
     plan = build_plan(
         cover,
         number_kernels(cover, state.kernels.numbers),
@@ -286,8 +295,15 @@ def _plan(state: State) -> State:
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
         lazy_hints=state.solver.hints if asked.place.lazy_memory else None,
     ).on(asked.place.device, asked.place.host)
+    check_overwritten(plan, _programs_by_number(state.kernels))
     alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
-    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover))
+    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover), cover=cover)
+
+
+def _programs_by_number(kernels: Kernels) -> Callable[[int], Sequence[TileProgram]]:
+    """The programs of a kernel by its number in the unit."""
+    numbers = list(kernels.numbers)
+    return lambda number: kernels.scheduled[numbers.index(number)].programs
 
 
 PHASES: tuple[Phase, ...] = (
@@ -311,6 +327,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("specialise", _specialise, lambda s: s.target.language == "cpp"),
     Phase("windows", lambda s: s.with_graph(with_windows(s.graph, s.grown))),
     Phase("loops", _compile_loops),
+    Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
     Phase("kernels", _make_kernels, shown=None),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.analysis.writes.law import reused_operand
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Share, Shares, Value, symbols_in
+from tilewright.ir.graph import Graph, Layout, Op, Share, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.ir.sizes import dims
 
@@ -58,6 +59,11 @@ class _Builder:
         lazy_hints: SizeHints | None,
     ) -> None:
         self.cover = cover
+        self.in_place = cover.in_place
+        self.changes: dict[int, int] = {}
+        """How often the memory of each input's buffer was changed so far."""
+        self.by_kernels: set[int] = set()
+        """The numbers of inputs that kernels store into."""
         self.core_ns = core_ns
         self.lazy_hints = lazy_hints
         """The sizes at which it is weighed whether memory is taken when it is needed; None: it is not."""
@@ -119,6 +125,8 @@ class _Builder:
             segments=with_makes(segments, self.buffers) if is_lazy else segments,
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
+            changed=tuple(sorted(self.by_kernels)),
+            writes=tuple((v.input, v.reason.value if v.reason else "") for v in self.in_place.verdicts),
             symbols=symbols,
             placed=graph.placed,
         )
@@ -167,7 +175,10 @@ class _Builder:
     ) -> int:  # fmt: skip
         spec = Spec(v.dtype, v.shape, self._strides(v) if strides is None else strides)
         place = len(self.segments)
-        self.buffers.append(Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place))
+        version = self.buffers[source].version if source >= 0 else 0
+        self.buffers.append(
+            Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place, version)
+        )
         self.number[v] = len(self.buffers) - 1
         return self.number[v]
 
@@ -208,7 +219,11 @@ class _Builder:
     def _kernel(self, kernel: Kernel) -> None:
         number, params = self.kernels[kernel]
         for v in kernel.outputs:
-            if v not in self.number:
+            if v in self.in_place.stored:
+                stored = self.in_place.stored[v]
+                self._change(v, stored.input, stored.starts)
+                self.by_kernels.add(stored.input)
+            elif v not in self.number:
                 self._add(v, Home.ARENA)
         places = tuple(self._of(v) for v in params)
         launch = Launch(number, places, self.core_ns(kernel), stores=len(kernel.outputs))
@@ -218,15 +233,50 @@ class _Builder:
         else:
             self.steps.append(Launches((launch,)))
 
+    # --- changes of inputs where they lie ---
+
+    def _change(self, v: Value, k: int, starts: Sequence[Expr]) -> int:
+        """A buffer in the memory of input `k`, some places behind its start, that the next step fills with `v`."""
+        target = self._argument(k)
+        strides = self.buffers[target].spec.strides
+        offset = dims.add(dims.ZERO, *(dims.mul(s, n) for s, n in zip(starts, strides, strict=True)))
+        self.changes[target] = self.changes.get(target, 0) + 1
+        self._extend(target)
+        return self._changed(self._add(v, Home.VIEW, strides=strides, source=target, offset=offset), target)
+
+    def _changed(self, b: int, target: int) -> int:
+        """Buffer `b` is what lies in the memory of input buffer `target` now."""
+        self.buffers[b] = replace(self.buffers[b], version=self.changes[target])
+        return b
+
+    def _part(self, op: Op, part: tuple[Expr, ...], k: int) -> None:
+        """The lines of a part get into input `k`, if the kernel that made them did not put them there; the whole is
+        then what lies there."""
+        lines, target = op.inputs[1], self._argument(k)
+        if lines not in self.in_place.stored:
+            source = self._tensor(self._of(lines))
+            box = Value(-1, lines.shape, lines.dtype)
+            self.steps.append(Copy(self._tensor(self._change(box, k, part)), source))
+        strides = self.buffers[target].spec.strides
+        self._changed(self._add(op.output, Home.VIEW, strides=strides, source=target), target)
+
     def _library(self, step: LibraryStep, known: set[str]) -> None:
         op, call = step.op, step.op.call
         if call is None:
             raise VerifyError("a library step without a call", phase="plan", op=op.name)
+        changed = self.in_place.calls.get(op)
+        if changed is not None and call.part is not None:
+            self._part(op, call.part, changed)
+            return
+        if changed is not None:
+            assert call.over is not None
+            lies = (None, *call.lies[1:]) if call.lies else ()
+            call = replace(call, function=call.over, reuses=0, strides=(), lies=lies, spare=None)
         inputs = tuple(
             self._lying(self._of(v), strides, call.apart)
             for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])
         )
-        alias = _reused(call)
+        alias = reused_operand(call)
         source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
         outputs = [
             self._add(
@@ -234,6 +284,10 @@ class _Builder:
             )
             for k, v in enumerate(op.outputs)
         ]
+        if changed is not None:
+            target = self._argument(changed)
+            self.changes[target] = self.changes.get(target, 0) + 1
+            self._changed(outputs[0], target)
         if call.is_collective:
             self._wait(inputs)
         if call.starts:
@@ -329,8 +383,9 @@ class _Builder:
     def _writes(self) -> None:
         """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""
         pending: list[tuple[int, int]] = []
-        targets = {self._argument(w.input) for w in self.graph.writes}
-        for w in self.graph.writes:
+        copied = [w for w in self.graph.writes if w.input not in self._done()]
+        targets = {self._argument(w.input) for w in copied}
+        for w in copied:
             source, target = self._of(w.value), self._argument(w.input)
             root = self._root(source)
             if source == target:
@@ -339,6 +394,10 @@ class _Builder:
                 source = self._copied(source, dims.dense_strides(w.value.shape))
             pending.append((target, self._tensor(source)))
         self.steps += [Copy(target, source) for target, source in pending]
+
+    def _done(self) -> set[int]:
+        """The numbers of the inputs in which their new values lie already."""
+        return {v.input for v in self.in_place.verdicts if v.reason is None}
 
     def _argument(self, k: int) -> int:
         v = self.graph.inputs[k]
@@ -353,16 +412,6 @@ def _same_strides(wanted: tuple[Expr, ...], spec: Spec) -> bool:
         size is dims.ONE or dims.equal(a, b)
         for size, a, b in zip(spec.shape, wanted, spec.strides, strict=True)
     )
-
-
-def _reused(call: LibraryCall) -> int | None:
-    """Which operand's memory the results are (-1: none), as the call or its callable's schema says; None if unknown."""
-    if call.reuses is not None:
-        return call.reuses
-    schema = getattr(call.function, "_schema", None)
-    if schema is None:
-        return None
-    return 0 if any(r.alias_info is not None for r in schema.returns) else -1
 
 
 def _with_frees(

@@ -107,6 +107,8 @@ def coverage_of(cover: Cover) -> Coverage:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         call = step.op.call
+        if call.part is not None:
+            continue  # it says where a kernel's lines go
         origins = step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
         for origin in origins:
             calls.setdefault(origin, (call, executor_of(step, call)))

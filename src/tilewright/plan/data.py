@@ -43,7 +43,8 @@ class Buffer:
     """`index` is the input or constant number; a view lies `offset` elements behind the start of buffer `source`.
 
     The buffer is needed from time `start` up to, and not including, `end` (steps of the cover). `segment` is where it
-    is made."""
+    is made. `version` says, of a buffer in the memory of an input, behind how many changes of that memory it is what
+    it stands for."""
 
     spec: Spec
     home: Home
@@ -53,6 +54,7 @@ class Buffer:
     start: int = 0
     end: int = 0
     segment: int = 0
+    version: int = 0
 
 
 class Part(Enum):
@@ -166,6 +168,10 @@ class Plan:
     segments: tuple[PlanSegment, ...]
     outputs: tuple[int | Expr | None, ...]
     written: tuple[int, ...] = ()
+    changed: tuple[int, ...] = ()
+    """Those of them that kernels store into: torch does not see these writes and must be told of them."""
+    writes: tuple[tuple[int, str], ...] = ()
+    """Each write: the input, and why its value is copied there (empty: it is made where the input lies)."""
     symbols: tuple[str, ...] = ()
     """Size symbols in the order in which generated code receives them."""
     device: str = "cpu"
@@ -201,6 +207,7 @@ class Plan:
             lines.append("segment")
             lines += [f"  {_show(step)}" for step in segment.steps]
             lines += [f"  measure {m.symbol} from b{m.buffer}" for m in segment.measures]
+        lines += [f"input {k} is written by a copy: {why}" for k, why in self.writes if why]
         lines.append("return " + ", ".join(f"b{o}" if isinstance(o, int) else repr(o) for o in self.outputs))
         return "\n".join(lines)
 

@@ -34,7 +34,7 @@ from .data import (
     View,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the meaning of a field changes; other numbers are refused."""
 
 _CLASSES: dict[str, type] = {
@@ -44,7 +44,7 @@ _CLASSES: dict[str, type] = {
         PlanSegment, Spec, TypeKind, View,
     )
 }  # fmt: skip
-_COMPILING = frozenset({"task", "spare", "refused"})
+_COMPILING = frozenset({"task", "spare", "refused", "part", "over"})
 
 
 def to_json(plan: Plan) -> dict[str, Json]:

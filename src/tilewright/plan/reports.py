@@ -137,13 +137,16 @@ Price = Callable[[LibraryStep, Sequence[Op]], float | None]
 def calls_of(
     cover: Cover, captured: Sequence[Op], sizes: Mapping[str, int], price: Price
 ) -> tuple[CallReport, ...]:
-    """The calls of a cover, in order. `captured` are the ops as they were before any was replaced by a call."""
+    """The calls of a cover, in order, but for lines that are stored where they belong. `captured` are the ops as they
+    were before any was replaced by a call."""
     found: list[CallReport] = []
     by_origin = ops_by_origin(captured)
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         op, call = step.op, step.op.call
+        if call.part is not None and op in cover.in_place.calls:
+            continue
         named = [cover.graph.origins[o] for o in origins_of(step)]
         done = done_by(step, by_origin)
         declared = bool(done) and all(o.expr is not None for o in done)

@@ -30,6 +30,8 @@ def check_memory(plan: Plan) -> None:
 
 def written_operands(call: LibraryCall) -> tuple[int, ...]:
     """The operands, by number, whose memory a call writes into: as its schema says, else the one it reuses."""
+    if call.function is call.over:
+        return (0,)
     schema = getattr(call.function, "_schema", None) if isinstance(call.function, OpOverload) else None
     if schema is None:
         return (call.reuses,) if call.reuses is not None and call.reuses >= 0 else ()
@@ -62,9 +64,13 @@ class _Walk:
         self.made = {k: 0 for k, b in enumerate(plan.buffers) if b.home in _GIVEN}
         """The version of its memory that each buffer was made with."""
         self.versions = [0] * len(plan.buffers)
+        self.stored = [0] * len(plan.buffers)
+        """How many of these are changes of an input where it lies."""
         self.taken: set[int] = {k for k, b in enumerate(plan.buffers) if b.home is not Home.OUTPUT}
         """What has memory: tensors of their own get theirs when they are made."""
         self.gone: set[int] = set()
+        self.bare: set[int] = set()
+        """Views in inputs that kernels filled and that have no tensor yet."""
         self.number = self.clock = 0
         self.step = ""
 
@@ -85,7 +91,8 @@ class _Walk:
             self.taken |= set(segment.makes[k]) if segment.makes else set()
             for part, reads, writes, makes in _accesses(step):
                 self.step = part
-                self.access(reads, writes, makes, kernel=isinstance(step, Launches))
+                stores = isinstance(step, (Launches, Copy))
+                self.access(reads, writes, makes, kernel=isinstance(step, Launches), stores=stores)
             self.step = f"what step {k} gives back"
             self.gone |= set(segment.frees[k]) if segment.frees else set()
         for m in segment.measures:
@@ -93,7 +100,7 @@ class _Walk:
             self.read(m.buffer, kernel=False)
 
     def access(
-        self, reads: Iterable[int], writes: Iterable[int], makes: Iterable[int], *, kernel: bool
+        self, reads: Iterable[int], writes: Iterable[int], makes: Iterable[int], *, kernel: bool, stores: bool
     ) -> None:
         """One kernel, call, view or copy: what it reads, into which of that it writes, and what it makes."""
         reads, makes = tuple(reads), tuple(makes)
@@ -106,8 +113,12 @@ class _Walk:
                 self.fail(b, "is used when its part of the arena is another's")
         for b in writes:
             self.versions[self.roots[b]] += 1
+            self.stored[self.roots[b]] += self.buffers[self.roots[b]].home is Home.INPUT
         for b in makes:
-            self.make(b)
+            if stores:
+                self.store(b)
+            else:
+                self.make(b)
 
     def in_arena(self, b: int) -> bool:
         return self.buffers[self.roots[b]].home is Home.ARENA
@@ -118,14 +129,39 @@ class _Walk:
         of = root if kernel and self.buffers[b].home is Home.VIEW else b
         while kernel and self.buffers[of].home is Home.VIEW:
             of = self.buffers[of].source
-        if of not in self.made or root not in self.made:
+        if of not in self.made or root not in self.made or (not kernel and b in self.bare):
             self.fail(b, "is read before it is made")
         if of in self.gone or root in self.gone and kernel:
             self.fail(b, "is read after its memory was given back")
-        if self.made[of] != self.versions[root]:
+        if self._is_shown(b):
+            if self.buffers[b].version != self.versions[root]:
+                self.fail(b, "is read when its memory holds another value")
+        elif self.made[of] != self.versions[root]:
             self.fail(b, "is read after something else was written there")
         if self.in_arena(b) and self.buffers[root].segment != self.number:
             self.fail(b, "lies in the arena of another segment")
+
+    def _is_shown(self, b: int) -> bool:
+        """Whether a buffer is a view of an input's memory."""
+        return self.buffers[b].home is Home.VIEW and self.buffers[self.roots[b]].home is Home.INPUT
+
+    def store(self, b: int) -> None:
+        """A kernel or a copy fills a buffer: memory of its own, or some in an input."""
+        if not self._is_shown(b):
+            self.make(b)
+            return
+        root = self.roots[b]
+        self.versions[root] += 1
+        self.stored[root] += 1
+        if root not in self.made or root in self.gone:
+            self.fail(b, "is stored where no input is")
+        if self.buffers[root].index not in self.plan.written:
+            self.fail(b, "is stored into an input that the program does not write")
+        if self.buffers[b].version != self.versions[root]:
+            self.fail(b, "is stored in another order than the program's")
+        if b not in self.made:
+            self.bare.add(b)
+        self.made[b] = self.versions[root]
 
     def make(self, b: int) -> None:
         """A value comes to be."""
@@ -133,8 +169,11 @@ class _Walk:
         if home is Home.INPUT:
             self.versions[b] += 1
             return
-        if b in self.made:
+        if b in self.made and b not in self.bare:
             self.fail(b, "is made twice")
+        if b in self.bare:
+            self.bare.discard(b)
+            return
         if home is Home.CONSTANT:
             self.fail(b, "is written, and is a constant")
         if root not in self.taken:
@@ -154,10 +193,12 @@ class _Walk:
             root = self.roots[b]
             if self.buffers[root].home is Home.ARENA:
                 self.fail(b, "leaves the plan, and its memory does not")
-            if b not in self.made:
+            if b not in self.made or b in self.bare:
                 self.fail(b, "leaves the plan and is never made")
             if b in self.gone:
                 self.fail(b, "leaves the plan after its memory was given back")
+            if self.buffers[b].version != self.stored[root]:
+                self.fail(b, "leaves the plan and was stored over")
             if self.buffers[root].home is not Home.INPUT and self.made[b] != self.versions[root]:
                 self.fail(b, "leaves the plan after something else was written there")
 

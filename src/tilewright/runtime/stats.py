@@ -13,7 +13,8 @@ class Stats:
     kernel cache; `plan_misses` size tables made for new sizes; `input_copies` of inputs whose strides were not those
     compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels
     that Triton compiled (those found in the kernel cache are in `cache_hits`); `given_up` functions that torch stopped
-    compiling at its recompile limit or under a transform, so that they run eagerly.
+    compiling at its recompile limit or under a transform, so that they run eagerly; `writes_in_place` and
+    `writes_copied` of compiled graphs into their inputs: by what makes the value, or by a copy behind all steps.
     """
 
     graphs: int = 0
@@ -25,6 +26,8 @@ class Stats:
     fallbacks: int = 0
     triton: int = 0
     given_up: int = 0
+    writes_in_place: int = 0
+    writes_copied: int = 0
 
     def reset(self) -> None:
         """Set every counter to 0."""

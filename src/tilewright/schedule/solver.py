@@ -143,7 +143,7 @@ class Solver:
         if made is None:
             # What a clock found was timed at several sizes, as it is.
             buckets = () if found is self._preferred(kernel, layouts, key) else self._buckets(found)
-            made = _Lowered(lower_form(found.form, found.schedule), buckets)
+            made = _over(kernel, _Lowered(lower_form(found.form, found.schedule), buckets))
             self.lowered[key] = made
         notes = (*self.notes(kernel, layouts), *self._rounding(made.program))
         return Scheduled(
@@ -230,7 +230,7 @@ class Solver:
         if not self.preferred:
             return None
         if key not in self.preferred_as_laid:
-            found = self.preferred.get(kernel_key(kernel, {}))
+            found = self.preferred.get(kernel_key(replace(kernel, over=()), {}))
             self.preferred_as_laid[key] = None if found is None else self._laid(found, kernel, layouts)
         return self.preferred_as_laid[key]
 
@@ -323,6 +323,15 @@ def _params(kernel: Kernel) -> tuple[Value, ...]:
 def _is_single(s: Stmt) -> bool:
     """Whether a statement is a product of fp32."""
     return isinstance(s, Dot) and s.a.dtype is f32
+
+
+def _over(kernel: Kernel, made: _Lowered) -> _Lowered:
+    """The programs of a kernel that may store over what it loads."""
+    if not kernel.over:
+        return made
+    stored = tuple(sorted({len(kernel.inputs) + b for _, b in kernel.over}))
+    buckets = tuple(replace(b, program=replace(b.program, over=stored)) for b in made.buckets)
+    return _Lowered(replace(made.program, over=stored), buckets)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

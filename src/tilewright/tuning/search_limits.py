@@ -456,3 +456,14 @@ class BisectionLimits:
 
 
 BISECTION = BisectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceLimits:
+    """Writes into inputs where they lie."""
+
+    max_followed_reads: int = 256
+    """Elements whose makers are looked up to find what a stored element is made of; beyond, the write copies."""
+
+
+IN_PLACE = InPlaceLimits()

@@ -302,6 +302,8 @@ class Body:
             text += f", mask={printer.fit(mask, wanted).text}"
         if s.stream is not None:
             text += ', cache_modifier=".cs"'
+        if any(s.buffer == self.program.params[k] for k in self.program.over):
+            self.lines.put("tl.debug_barrier()")  # other threads may hold copies of what is stored over
         self.lines.put(f"tl.store({text})")
 
     def check(self, s: Check) -> None:

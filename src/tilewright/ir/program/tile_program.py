@@ -15,7 +15,7 @@ from .verify import verify_body
 from .walks import walk_statements
 
 _DECIDED = ("lane", "width", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
-            "odd_steps")  # fmt: skip
+            "odd_steps", "over")  # fmt: skip
 """Fields of a program that are told where they have another value than the default."""
 
 
@@ -41,7 +41,9 @@ class TileProgram:
     `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
     With `contracted`, a product and the sum that it goes into may round once anywhere: what another kernel, or a
     reduction, made of the product may then differ from it. Unless `aligned`, no code is made that relies on aligned
-    pointers. With `odd_steps`, where a block begins says nothing of how what lies behind it is aligned."""
+    pointers. With `odd_steps`, where a block begins says nothing of how what lies behind it is aligned.
+    The parameters numbered `over` may lie in the memory of others that are loaded: where threads share a grid point,
+    all of them have loaded before one stores there."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -57,6 +59,7 @@ class TileProgram:
     aligned: bool = True
     contracted: bool = False
     odd_steps: bool = False
+    over: tuple[int, ...] = ()
     width: int = 1
     notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 

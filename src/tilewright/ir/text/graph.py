@@ -161,7 +161,9 @@ class _Writer:
         return len(self.held) - 1
 
     def _call(self, call: LibraryCall) -> Json:
-        rest = self.plain.fields(call, frozenset({"function", "spare"}))
+        rest = self.plain.fields(call, frozenset({"function", "spare", "over"}))
+        if call.over is not None:
+            rest["over"] = self._function(call.over)
         return {"is": "LibraryCall", "function": self._function(call.function), **rest}
 
     def _function(self, function: Callable[..., object]) -> Json:
@@ -195,9 +197,13 @@ class _Reader:
         return Value(cast(int, row[0]), cast("tuple[Expr, ...]", shape), cast(DType, dtype))
 
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:
-        function = self._function(cast("Mapping[str, Json]", fields["function"]))
-        rest = self.plain.fields({k: v for k, v in fields.items() if k != "function"})
-        return LibraryCall(function=function, **rest)
+        function, over = (
+            self._function(cast("Mapping[str, Json]", fields[name])) if name in fields else None
+            for name in ("function", "over")
+        )
+        assert function is not None
+        rest = self.plain.fields({k: v for k, v in fields.items() if k not in ("function", "over")})
+        return LibraryCall(function=function, over=over, **rest)
 
     def _function(self, given: Mapping[str, Json]) -> Callable[..., object]:
         """Raises InputError for one that this process does not have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from math import prod
 
 import torch
 from torch import Tensor
@@ -174,6 +175,16 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
             KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
         )[1]
     return total
+
+
+def copied_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
+    """Bytes that one call copies into its inputs behind what makes them; None where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    layouts = Layouts(plan, sizes)
+    into = [s.target for segment in plan.segments for s in segment.steps if isinstance(s, Copy)]
+    inside = [b for b in into if plan.buffers[root_of(plan.buffers, b)].home is Home.INPUT]
+    return sum(prod(layouts.shapes[b]) * plan.buffers[b].spec.dtype.bytes for b in inside)
 
 
 class Workspace:

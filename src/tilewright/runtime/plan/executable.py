@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
@@ -131,6 +132,8 @@ class Executable:
         read = bound.read is not None and bound.read(args, workspace.address)
         back = () if read else self._lay(bound, args, tensors)
         late = self._place_outputs(bound, tensors, out) if out is not None else ()
+        if self.plan.changed:
+            increment_version([t for k in self.plan.changed if isinstance(t := args[k], Tensor)])
         args.clear()
         results = self._run(bound, tensors, workspace, read=read)
         for original, laid in back:

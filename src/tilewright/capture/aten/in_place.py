@@ -1,0 +1,105 @@
+"""Ops that replace elements of their first operand, and what does the same where it lies.
+
+The op in place computes each new element as the other one does, in the same order where places repeat. It looks at the
+places one by one, so that one outside the tensor would be found when others are stored: on the CPU all are looked at
+before. A GPU's kernels end the process's context there, in eager mode as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from tilewright.errors import IndexOutOfRange
+from tilewright.ir.graph import Routine
+
+aten = torch.ops.aten
+
+
+class IndexForm(Enum):
+    """Which argument says where elements go."""
+
+    LIST = "a list of indices, one for each of the first dims, or masks; negative ones count from the end"
+    LINES = "the index along a dim, from 0 on"
+    SIGNED_LINES = "the index along a dim; negative ones count from the end"
+
+
+_IN_PLACE: dict[OpOverload, tuple[OpOverload, IndexForm]] = {
+    aten.index_put.default: (aten.index_put_.default, IndexForm.LIST),
+    aten.index_copy.default: (aten.index_copy_.default, IndexForm.LINES),
+    aten.index_add.default: (aten.index_add_.default, IndexForm.LINES),
+    aten.index_fill.int_Scalar: (aten.index_fill_.int_Scalar, IndexForm.SIGNED_LINES),
+    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, IndexForm.SIGNED_LINES),
+    aten.scatter.src: (aten.scatter_.src, IndexForm.LINES),
+    aten.scatter.value: (aten.scatter_.value, IndexForm.LINES),
+    aten.scatter_add.default: (aten.scatter_add_.default, IndexForm.LINES),
+}
+"""By the law above, for these arguments: (tensor, indices, values, ...), and (tensor, dim, index, values, ...)."""
+
+
+def in_place_of(target: object) -> Callable[..., object] | None:
+    """What does the same as op `target` in the memory of its first operand, or nothing where it raises."""
+    found = _IN_PLACE.get(target) if isinstance(target, OpOverload) else None
+    return None if found is None else OverFirst(*found)
+
+
+@dataclass(frozen=True, slots=True)
+class OverFirst(Routine):
+    """An op that replaces elements of its first operand where they lie, once all places are known to be inside."""
+
+    function: OpOverload
+    places: IndexForm
+
+    def bind(self) -> Callable[..., object]:
+        """What runs."""
+        function, check = self.function, _CHECKS[self.places]
+
+        def run(whole: Tensor, *args: object, **kwargs: object) -> object:
+            if whole.is_cpu:
+                check(whole, *args)
+            return function(whole, *args, **kwargs)
+
+        return run
+
+
+def _check_list(whole: Tensor, indices: Sequence[Tensor | None], *_: object) -> None:
+    d = 0
+    for index in indices:
+        if index is None:
+            d += 1
+        elif index.dtype in (torch.bool, torch.uint8):
+            d += index.dim()  # as many places as the mask has, which are inside it
+        else:
+            _check(index, -whole.shape[d], whole.shape[d])
+            d += 1
+
+
+def _check_lines(whole: Tensor, dim: int, index: Tensor, *_: object) -> None:
+    _check(index, 0, whole.shape[dim] if whole.dim() else 1)
+
+
+def _check_signed(whole: Tensor, dim: int, index: Tensor, *_: object) -> None:
+    size = whole.shape[dim] if whole.dim() else 1
+    _check(index, -size, size)
+
+
+_CHECKS: dict[IndexForm, Callable[..., None]] = {
+    IndexForm.LIST: _check_list,
+    IndexForm.LINES: _check_lines,
+    IndexForm.SIGNED_LINES: _check_signed,
+}
+
+
+def _check(index: Tensor, low: int, high: int) -> None:
+    if not index.numel():
+        return
+    least, most = (int(t) for t in index.aminmax())
+    if least < low or most >= high:
+        raise IndexOutOfRange(
+            f"index {least if least < low else most} is out of bounds for a size of {high}", phase="run",
+            hint="nothing was written",
+        )  # fmt: skip

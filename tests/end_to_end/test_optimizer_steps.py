@@ -1,0 +1,68 @@
+"""Steps of optimizers: as eager, with parameters and moments where they lie, in kernels and no calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from tilewright.pipeline.phases import check_phases
+from tilewright.plan import Launches, Plan
+from tilewright.runtime.plan.bound import copied_bytes
+
+SHAPES = ((17, 9), (9,), (33, 12), (1,))
+Make = Callable[[list[Parameter]], Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, foreach=True),
+    "SGD, lr as a tensor": lambda p: SGD(p, lr=torch.tensor(0.1), foreach=True),
+    "AdamW": lambda p: AdamW(p, lr=0.01, foreach=True),
+    "Adam with maxima": lambda p: Adam(p, lr=0.01, foreach=True, amsgrad=True),
+    "RMSprop": lambda p: RMSprop(p, lr=0.01, foreach=True),
+}
+
+QUICK = ("SGD, lr as a tensor", "AdamW")
+
+
+def tensors_of(optimizer: Optimizer, parameters: list[Parameter]) -> list[Tensor]:
+    """Parameters and what the optimizer keeps of them."""
+    kept = [t for p in parameters for t in optimizer.state[p].values() if isinstance(t, Tensor)]
+    return [*(p.detach() for p in parameters), *kept]
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
+)
+@pytest.mark.filterwarnings("ignore:Profiler")
+def test_a_step_copies_nothing(name: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    first = [torch.randn(s, dtype=torch.float64) for s in SHAPES]
+    ours, theirs = ([Parameter(t.clone()) for t in first] for _ in range(2))
+    mine, eager = OPTIMIZERS[name](ours), OPTIMIZERS[name](theirs)
+    plans: list[Plan | None] = []
+    step = torch.compile(lambda: mine.step(), backend="tilewright")
+    plain = torch.compile(
+        lambda: eager.step(), backend="eager"
+    )  # torch counts steps in fp32 where it captures them
+    with check_phases(lambda phase, state: plans.append(state.plan) if phase == "plan" else None):
+        for k in range(3):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            if k == 2:
+                for optimizer in (mine, eager):
+                    for group in optimizer.param_groups:
+                        group["lr"] = group["lr"] * 0.5
+            step()
+            plain()
+    for a, b in zip(tensors_of(mine, ours), tensors_of(eager, theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    for plan in plans:
+        assert plan is not None and len(plan.writes) >= len(SHAPES)
+        assert not any(why for _, why in plan.writes)
+        assert all(isinstance(s, Launches) for segment in plan.segments for s in segment.steps)
+        assert not plan.symbols and copied_bytes(plan, {}) == 0 or plan.symbols
