@@ -1,0 +1,56 @@
+"""transformers' `generate` over a static cache, unchanged but for its `compile_config`: eager's tokens, and nothing of
+a cache is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    CompileConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import tilewright
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+MODELS: dict[str, Any] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padded", [False, True], ids=["one", "padded"])
+def test_tokens_are_eager_s_and_caches_are_written_in_place(name: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    prompt = torch.randint(3, 300, (3 if padded else 1, 12))
+    mask = torch.ones_like(prompt)
+    if padded:
+        mask[0, :7] = 0
+        mask[1, :2] = 0
+    how: dict[str, Any] = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": mask,
+    }
+    wanted = model.generate(prompt, **how)
+    compiling = CompileConfig(backend="tilewright")
+    compiling._compile_all_devices = True  # transformers compiles on GPUs alone by itself
+    before = tilewright.stats()
+    for _ in range(2):
+        made = model.generate(prompt, cache_implementation="static", compile_config=compiling, **how)
+        assert torch.equal(made, wanted)
+    after = tilewright.stats()
+    assert after.graphs > before.graphs
+    assert after.writes_in_place - before.writes_in_place >= 3 * 2
+    assert after.writes_copied == before.writes_copied
