@@ -14,6 +14,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.cache_utils import StaticLayer
 
 import tilewright
 
@@ -25,6 +26,21 @@ MODELS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
 }
+
+
+def test_lines_of_a_cache_are_stored_where_it_lies() -> None:
+    layers = [StaticLayer(max_cache_len=16) for _ in range(2)]
+    keys = torch.randn(4, 1, 2, 1, 8)
+
+    def step(layer: StaticLayer, new: torch.Tensor) -> torch.Tensor:
+        return sum(layer.update(new, new * 2), torch.zeros(())).sum((1, 3))
+
+    steps = [torch.compile(step, backend="tilewright", dynamic=False), step]
+    for new in keys:
+        made = [s(layer, new) for s, layer in zip(steps, layers, strict=True)]
+        torch.testing.assert_close(*made)
+    torch.testing.assert_close(layers[0].keys, layers[1].keys)
+    assert tilewright.stats().writes_copied == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
