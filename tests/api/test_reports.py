@@ -188,3 +188,11 @@ def test_bytes_are_those_that_are_asked_for() -> None:
     part(table)
     (kernel,) = part.kernels
     assert kernel.bytes_moved == 4 * 64 * 20  # type: ignore[attr-defined]
+
+
+def test_padding_is_no_work() -> None:
+    """A convolution has two operations for each tap of each result, in the padding too."""
+    weight = torch.randn(8, 4, 3, 3)
+    compiled = tilewright.compile(lambda x: torch.conv2d(x, weight, padding=1), (torch.randn(1, 4, 32, 32),))
+    (done,) = (*compiled.calls, *compiled.kernels)
+    assert done.flops == 2 * 8 * 4 * 9 * 32 * 32  # type: ignore[attr-defined]

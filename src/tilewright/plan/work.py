@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from tilewright.ir.expr import Expr, axes_of, axis, cost, walk
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, cost, walk
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.ir.sizes import dims
@@ -16,12 +18,27 @@ EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
 """Functions that take one exponential each."""
 
 
-def work_of(ops: Sequence[Op]) -> tuple[Expr, Expr]:
-    """Scalar operations and exponentials of some ops."""
+def arithmetic(e: Expr) -> int:
+    """What an evaluation of `e` computes of data, in additions. What depends on places alone (which taps of a window
+    lie in the padding) is a matter of how it is computed, and so is choosing by it."""
+    found = 0
+    for x in walk(e):
+        if x.op in SCALARS and x.dtype is not i64 and _is_of_data(x):
+            found += 0 if x.op == "where" and not _is_of_data(x.args[0]) else SCALARS[x.op].cost
+    return found
+
+
+@lru_cache(1 << 14)
+def _is_of_data(e: Expr) -> bool:
+    return any(x.op == "read" for x in walk(e))
+
+
+def work_of(ops: Sequence[Op], counted: Callable[[Expr], int] = arithmetic) -> tuple[Expr, Expr]:
+    """Scalar operations (what is `counted` of a body) and exponentials of some ops."""
     flops = exps = dims.ZERO
     for op in ops:
         if op.expr is not None:
-            each = sum(cost(b) for b in op.expr.body) + (op.expr.reduction is not None)
+            each = sum(map(counted, op.expr.body)) + (op.expr.reduction is not None)
             flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
             powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
             exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
@@ -102,7 +119,7 @@ class CoreTime:
         if not target.alone_seconds or not ops or any(op.expr is None for op in ops):
             return None
         shared = target.level(MemoryKind.L2) or target.device
-        flops, _ = work_of(ops)
+        flops, _ = work_of(ops, cost)
         rates = (
             CPU_WORK.reached_peak_ratio * target.flops / target.cores,
             CPU_WORK.reached_peak_ratio * shared.bandwidth,
