@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tilewright import measure
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
+from tilewright.report.environment import environment
 
 NAMES: Mapping[str, str] = {
     "eager": "eager",
@@ -86,7 +87,7 @@ def time_job(job: Job, threads: int, seconds: float, say: Say) -> dict[str, Timi
 def table(jobs: Sequence[tuple[Job, Mapping[str, Timing]]], threads: int) -> Table:
     """One table: a section per job, a row per contestant."""
     noun = "thread" if threads == 1 else "threads"
-    result = Table(title=f"CPU, fp32, {threads} {noun}, {measure.environment()['cpu']}", title_justify="left")
+    result = Table(title=f"CPU, fp32, {threads} {noun}, {environment()['cpu']}", title_justify="left")
     result.add_column("", no_wrap=True)
     for column in ("first call", "p50", "p90", "/ eager", "peak mem"):
         result.add_column(column, justify="right", no_wrap=True)

@@ -19,6 +19,7 @@ from tilewright import measure
 from tilewright.errors import TilewrightError
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 from tilewright.peak_memory import PeakMemory
+from tilewright.report.environment import environment
 from tilewright.tuning.search_limits import MEASUREMENT
 
 
@@ -235,7 +236,7 @@ def test_a_truncated_model_file_becomes_a_reason(tmp_path: Path) -> None:
 
 
 def test_environment_names_the_machine_and_torch() -> None:
-    facts = measure.environment()
+    facts = environment()
     assert facts["torch"] == torch.__version__ and facts["cpu"] and int(facts["cores"]) >= 1
 
 

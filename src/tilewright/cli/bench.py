@@ -10,12 +10,13 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
+from tilewright.report.environment import environment
+from tilewright.report.records import Compiled
 from tilewright.tuning.search_limits import MEASUREMENT
 
 from .request import CommandRequest, ExitCode
 from .show import Cell, Json, size
 from .work import (
-    Compiled,
     compile_for,
     phases_of,
     prepared,
@@ -187,7 +188,7 @@ def _show(
     for name, timing in timings.items():
         if timing.variation > MEASUREMENT.noisy_variation_ratio:
             screen.line(f"warning: {name} varies by {timing.variation:.0%}: a noisy machine", style="yellow")
-    screen.facts |= {"environment": measure.environment(), "threads": threads, "contestants": facts}
+    screen.facts |= {"environment": environment(), "threads": threads, "contestants": facts}
     screen.facts["not_available"] = dict(missing)
 
 
