@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tilewright import measure
 from tilewright.report.environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,6 @@ import importlib
 import math
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time

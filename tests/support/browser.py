@@ -65,7 +65,11 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         self._events.clear()
         start = time.perf_counter()
@@ -77,7 +81,9 @@ class Browser:
 
     def frames(self) -> None:
         """Wait until what was asked for is drawn."""
-        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        self.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
+        )
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
@@ -90,7 +96,15 @@ class Browser:
 
     def press(self, key: str, text: str = "") -> None:
         """One key."""
-        known = {"Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}
+        known = {
+            "Enter": 13,
+            "Escape": 27,
+            "ArrowDown": 40,
+            "ArrowUp": 38,
+            "ArrowLeft": 37,
+            "ArrowRight": 39,
+            "Tab": 9,
+        }
         code = known.get(key, ord(key[0].upper()))
         for kind in ("keyDown", "keyUp"):
             more = {"text": text or (key if len(key) == 1 else "")} if kind == "keyDown" else {}

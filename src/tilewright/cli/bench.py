@@ -12,10 +12,11 @@ from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
 from tilewright.report.environment import environment
 from tilewright.report.records import Compiled
+from tilewright.report.texts import size
 from tilewright.tuning.search_limits import MEASUREMENT
 
 from .request import CommandRequest, ExitCode
-from .show import Cell, Json, size
+from .show import Cell, Json
 from .work import (
     compile_for,
     phases_of,

@@ -146,6 +146,29 @@ def explain_(request: CommandRequest, everything: bool, timed: bool, source: boo
     return explain.explain_model(request, everything=everything, timed=timed, source=source)
 
 
+@cli.command(
+    "report",
+    examples=(
+        "tilewright report model.onnx -o report.html",
+        "tilewright report pkg.mod:make --json before.json",
+        "tilewright report pkg.mod:make --against before.json",
+    ),
+)
+@click.option(
+    "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page, one file."
+)
+@click.option(
+    "--time/--no-time", "timed", default=True, help="Measure each kernel and call too (CPU).  [default: time]"
+)
+@click.option("--against", metavar="FILE", help="Compare with an earlier run, which --json wrote.")
+@verb
+def report_(request: CommandRequest, output: str, timed: bool, against: str | None) -> int:
+    """Write what `explain` shows, and more, as one HTML page that opens offline. MODEL may be the JSON of a report."""
+    from . import explain
+
+    return explain.report_model(request, output=output, timed=timed, against=against)
+
+
 @cli.command("env", examples=("tilewright env", "tilewright env --json environment.json"))
 @plain_verb
 def env_(screen: Screen) -> int:

@@ -13,23 +13,29 @@ from tilewright.errors import InputError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
+from tilewright.report.page import page
 from tilewright.report.records import CallRecord, Compiled, GraphWork, KernelRecord
+from tilewright.report.stored import read_facts, to_json
 from tilewright.report.taken import (
     ExplainedStep,
     explained_steps,
     levels_of,
     memory_of,
     regions_of,
+    report_facts,
+    reported,
     size_texts,
     tilegraph_of,
 )
+from tilewright.report.texts import size
+from tilewright.report.write import check_writable, write
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.search_limits import MEASUREMENT
 from tilewright.tuning.text_limits import TEXTS
 
 from .request import CommandRequest, ExitCode
-from .show import Cell, Json, size
+from .show import Cell, Json
 from .work import (
     call_facts,
     compiled_and_run,
@@ -43,20 +49,11 @@ from .work import (
 
 def explain_model(request: CommandRequest, *, everything: bool, timed: bool, source: bool) -> int:
     """`explain`: one table of kernels and calls, the bytes at each memory level, the regions that were chosen."""
-    clocks: dict[int, StepClock] = {}
-    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
-        model, chosen = prepared(request)
-        with _clocks(clocks if timed else None):
-            compiled, _ = compiled_and_run(request, model, chosen.inputs)
-        if timed:
-            if not clocks:
-                raise InputError(
-                    "only graphs on the CPU are timed",
-                    phase="cli",
-                    op="--time",
-                    hint="use `tilewright bench`",
-                )
-            _repeat(compiled, chosen.inputs, list(clocks.values()))
+    compiled, clocks = _compiled(request, timed)
+    if timed and not clocks:
+        raise InputError(
+            "only graphs on the CPU are timed", phase="cli", op="--time", hint="use `tilewright bench`"
+        )
     show_compiled(request, compiled)
     _show_sizes(request, compiled)
     entries = [e for g in compiled.compilations for e in explained_steps(g, clocks.get(id(g)))]
@@ -70,6 +67,36 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     if source:
         _show_source(request, kernels)
     return ExitCode.OK
+
+
+def report_model(request: CommandRequest, *, output: str, timed: bool, against: str | None) -> int:
+    """`report`: the same and more as one page. A MODEL that is the JSON of an earlier report is not compiled."""
+    check_writable(output)
+    earlier = None if against is None else read_facts(against)
+    if request.model.endswith(".json"):
+        facts = read_facts(request.model)
+    else:
+        compiled, clocks = _compiled(request, timed)
+        show_compiled(request, compiled)
+        graphs = reported(compiled.compilations, compiled.signature)
+        facts = report_facts(request.model, graphs, clocks)
+        request.screen.facts |= to_json(facts)
+    write(output, page(facts, earlier))
+    steps = sum(len(g.steps) for g in facts.graphs)
+    request.screen.line(f"report of {steps} kernels and calls: {output}")
+    return ExitCode.OK
+
+
+def _compiled(request: CommandRequest, timed: bool) -> tuple[Compiled, dict[int, StepClock]]:
+    """The model, compiled and run; with the clocks of the graphs whose steps were timed, by the identity of their
+    record."""
+    clocks: dict[int, StepClock] = {}
+    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
+        model, chosen = prepared(request)
+        with _clocks(clocks if timed else None):
+            compiled, _ = compiled_and_run(request, model, chosen.inputs)
+        _repeat(compiled, chosen.inputs, list(clocks.values()))
+    return compiled, clocks
 
 
 @contextmanager
@@ -95,7 +122,7 @@ def _clocks(found: dict[int, StepClock] | None) -> Generator[None]:
 
 def _repeat(compiled: Compiled, inputs: Sequence[Tensor], clocks: Sequence[StepClock]) -> None:
     """Calls that are counted, behind those that warm up."""
-    for rounds in (MEASUREMENT.step_warm_calls, MEASUREMENT.step_calls):
+    for rounds in (MEASUREMENT.step_warm_calls, MEASUREMENT.step_calls) if clocks else ():
         for clock in clocks:
             clock.forget()
         for _ in range(rounds):

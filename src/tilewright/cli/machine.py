@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 
-from tilewright import measure
 from tilewright.errors import BuildError, InputError, TilewrightError
 from tilewright.options import PREFIX, Options
 from tilewright.report.environment import environment
+from tilewright.report.texts import size
 from tilewright.runtime.cpu.toolchain import find_compiler, host_target
 from tilewright.runtime.cuda.device import gpu_target, missing
 from tilewright.runtime.store.cache import default_root
 from tilewright.runtime.store.listing import StoreEntry, clear, entries
 
 from .request import ExitCode
-from .show import Cell, Json, Screen, size
+from .show import Cell, Json, Screen
 
 TELLING = ("CXX", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "TRITON_CACHE_DIR")
 """What else of the environment changes what we do."""

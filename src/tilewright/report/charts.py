@@ -96,6 +96,12 @@ class Scale:
         """Round numbers between the ends: powers of ten, or steps of 1, 2 or 5 of them."""
         return tuple(Tick(self(n), text(n)) for n in self._round(most))
 
+    def byte_ticks(self) -> tuple[Tick, ...]:
+        """At most five round numbers of bytes, KiB, MiB or GiB."""
+        unit = 1024 ** max(0, math.floor(math.log(max(self.high, 1.0), 1024)))
+        scaled = Scale(self.low / unit, self.high / unit, self.start, self.end)
+        return scaled.ticks(lambda n: size(n * unit), 4)
+
     def _round(self, most: int) -> list[float]:
         if self.logarithmic:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
@@ -113,7 +119,9 @@ class Scale:
 def _scales(xs: Sequence[float], ys: Sequence[float], *, logarithmic: bool = True) -> tuple[Scale, Scale]:
     def ends(numbers: Sequence[float]) -> tuple[float, float]:
         if logarithmic:
-            return 10 ** math.floor(math.log10(min(numbers))), 10 ** math.ceil(math.log10(max(numbers)) + 1e-9)
+            return 10 ** math.floor(math.log10(min(numbers))), 10 ** math.ceil(
+                math.log10(max(numbers)) + 1e-9
+            )
         return 0.0, max(numbers) or 1.0
 
     plot = Plot("", "", "", (), ())
@@ -151,18 +159,34 @@ def roofline(graph: GraphFacts) -> Plot | None:
     xs = [x for *_, x, _ in found] + [ridge / 4, ridge * 4]
     x, y = _scales(xs, [y for *_, y in found] + [machine.flops])
     knee = x(ridge), y(machine.flops)
-    slope_end = max(x.low, y.low / machine.bandwidth)
     lines = (
-        Line(((x(slope_end), y(slope_end * machine.bandwidth)), knee), f"{size(machine.bandwidth)}/s", "roof"),
+        Line((_start(x, y, machine.bandwidth), knee), f"memory: {size(machine.bandwidth)}/s", "roof"),
         Line((knee, (x.end, y(machine.flops))), f"{count(machine.flops, 'flop/s')}", "roof"),
     )
+    if machine.cache_bandwidth:
+        cached = x(machine.flops / machine.cache_bandwidth), y(machine.flops)
+        told = f"cache: {size(machine.cache_bandwidth)}/s"
+        lines += (Line((_start(x, y, machine.cache_bandwidth), cached, knee), told, "faint"),)
     dots = tuple(
-        Dot(x(a), y(b), _radius(s, graph), k, s.is_kernel, f"{s.name}: {a:.3g} flop/byte, {count(b, 'flop/s')}")
+        Dot(
+            x(a),
+            y(b),
+            _radius(s, graph),
+            k,
+            s.is_kernel,
+            f"{s.name}: {a:.3g} flop/byte, {count(b, 'flop/s')}",
+        )
         for k, s, a, b in found
     )
     return Plot(
         "roofline", "flop per byte moved", "flop/s", x.ticks(lambda n: f"{n:g}"), y.ticks(count), lines, dots
     )
+
+
+def _start(x: Scale, y: Scale, bandwidth: float) -> tuple[float, float]:
+    """Where the line of a bandwidth enters a plot."""
+    first = max(x.low, y.low / bandwidth)
+    return x(first), y(first * bandwidth)
 
 
 def agreement(graph: GraphFacts) -> Plot | None:
@@ -177,9 +201,20 @@ def agreement(graph: GraphFacts) -> Plot | None:
         low, high = max(x.low, y.low / factor), min(x.high, y.high / factor)
         return Line(((x(low), y(low * factor)), (x(high), y(high * factor))), text, kind)
 
-    lines = (line(1.0, "as modelled", "roof"), line(2.0, "twice as long", "faint"), line(0.5, "half", "faint"))
+    lines = (
+        line(1.0, "as modelled", "roof"),
+        line(2.0, "twice as long", "faint"),
+        line(0.5, "half", "faint"),
+    )
     dots = tuple(
-        Dot(x(a), y(b), _radius(s, graph), k, s.is_kernel, f"{s.name}: modelled {duration(a)}, measured {duration(b)}")
+        Dot(
+            x(a),
+            y(b),
+            _radius(s, graph),
+            k,
+            s.is_kernel,
+            f"{s.name}: modelled {duration(a)}, measured {duration(b)}",
+        )
         for k, s, a, b in found
     )
     return Plot("agreement", "modelled", "measured", x.ticks(duration), y.ticks(duration), lines, dots)
@@ -190,16 +225,16 @@ def memory(graph: GraphFacts) -> Plot | None:
     live = graph.live_bytes
     if not any(live):
         return None
-    x, y = _scales([len(live)], live, logarithmic=False)
-    x = Scale(x.low, x.high, x.start, PLOT.wide - PLOT.right)
+    x = Scale(0.0, float(len(live)), PLOT.left, PLOT.wide - PLOT.right)
+    y = Scale(0.0, float(max(live)), PLOT.flat - PLOT.bottom, PLOT.top)
     points: list[tuple[float, float]] = [(x(0), y(0))]
     for k, held in enumerate(live):
         points += [(x(k), y(held)), (x(k + 1), y(held))]
     points.append((x(len(live)), y(0)))
     ticks = tuple(t for t in x.ticks(lambda n: f"{n:g}", 12) if "." not in t.text)
-    line = Line(tuple(points), "intermediate tensors", "area")
+    line = Line(tuple(points), "intermediate tensors and results", "area")
     return Plot(
-        "memory", "kernels and calls, in order", "bytes", ticks, y.ticks(size, 4), (line,), (),
+        "memory", "kernels and calls, in order", "bytes", ticks, y.byte_ticks(), (line,), (),
         PLOT.wide, PLOT.flat,
     )  # fmt: skip
 

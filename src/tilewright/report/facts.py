@@ -102,20 +102,21 @@ class PhaseFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What bounds any program there, as the model has it: bytes and operations per second."""
+    """What bounds any program there, as the model has it: bytes per second from memory and from the cache that all
+    cores share (None: there is none), operations per second."""
 
     name: str
     bandwidth: float
+    cache_bandwidth: float | None
     flops: float
-    launch_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
     """One graph: its steps, the tensors between them, and what was decided of it.
 
-    `live_bytes` are those of intermediate tensors while each step runs (empty where sizes come from data), and
-    `intermediate_bytes` what one call needs for them at a time."""
+    `live_bytes` are those of intermediate tensors and results while each step runs (empty where sizes come from data),
+    and `intermediate_bytes` what one call needs for the former at a time."""
 
     title: str
     kind: str

@@ -1,9 +1,10 @@
 """Where the steps of a graph stand on the page: rows by depth, folded into columns; n log n in steps and edges.
 
-    row      a step stands below all that it reads; a row that is too wide is broken
-    place    within a row, steps stand near what they read
-    column   rows fill columns, like the lines of a newspaper, so that a long chain can be seen as a whole
-    route    an edge to the next row is a curve; a longer one goes along a lane beside the rows that it passes
+row      a step stands below all that it reads; a row that is too wide is broken
+place    within a row, steps stand near what they read
+column   rows fill columns, like the lines of a newspaper, so that a long chain can be seen as a whole
+route    an edge to the next row is a curve; a longer one goes between rows to a lane beside those that it passes, or
+         to the gutter beside the column that it ends in: no edge crosses a box
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of an edge. `lane` is where it goes down beside the rows between (None: straight to its end)."""
+    """The way of an edge. `lane` is where it goes up or down beside boxes (None: straight to its end)."""
 
     start: int
     end: int
@@ -56,28 +57,47 @@ def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
         if lane is not None:
             reach[row_of[start]] = max(reach[row_of[start]], 2 * lane)
     per_column = _rows_per_column(reach)
-    lefts: list[float] = []
-    left = 0.0
-    for first in range(0, len(rows), per_column):
-        wide = max(reach[first : first + per_column])
-        lefts.append(left + wide / 2)
-        left += wide + LAYOUT.column_gap
+    columns = _columns(reach, per_column)
     boxes: list[Box] = []
     for step in range(count):
         column, place = divmod(row_of[step], per_column)
-        x = lefts[column] + offsets[step] - LAYOUT.box_width / 2
+        x = columns[column].middle + offsets[step] - LAYOUT.box_width / 2
         boxes.append(Box(round(x, 1), float(place * LAYOUT.row_height), row_of[step], column))
-    routes = [
-        Route(start, end, _lane(boxes[start], boxes[end], lane, lefts))
-        for (start, end), lane in zip(edges, lanes, strict=True)
-    ]
+    crossing = [0] * len(columns)
+    routes: list[Route] = []
+    for (start, end), lane in zip(edges, lanes, strict=True):
+        column = columns[boxes[end].column]
+        if boxes[start].column != boxes[end].column:
+            beside = LAYOUT.lane_gap * (1 + crossing[boxes[end].column] % LAYOUT.max_gutter_lanes)
+            crossing[boxes[end].column] += 1
+            routes.append(Route(start, end, round(column.left - beside, 1)))
+        else:
+            routes.append(Route(start, end, None if lane is None else round(column.middle + lane, 1)))
     height = (min(per_column, len(rows)) - 1) * LAYOUT.row_height + LAYOUT.box_height if rows else 0.0
-    return Drawing(tuple(boxes), tuple(routes), round(max(0.0, left - LAYOUT.column_gap), 1), height)
+    width = max((c.left + c.width for c in columns), default=0.0)
+    return Drawing(tuple(boxes), tuple(routes), round(width, 1), height)
 
 
-def _lane(start: Box, end: Box, lane: float | None, lefts: Sequence[float]) -> float | None:
-    same = start.column == end.column
-    return round(lefts[start.column] + lane, 1) if lane is not None and same else None
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Where a column begins, and how wide it is."""
+
+    left: float
+    width: float
+
+    @property
+    def middle(self) -> float:
+        """Where its steps stand around."""
+        return self.left + self.width / 2
+
+
+def _columns(reach: Sequence[float], per_column: int) -> list[_Column]:
+    columns: list[_Column] = []
+    left = 0.0
+    for first in range(0, len(reach), per_column):
+        columns.append(_Column(left, max(reach[first : first + per_column])))
+        left += columns[-1].width + LAYOUT.column_gap
+    return columns
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -98,7 +118,7 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 def _offsets(
     rows: Sequence[Sequence[int]], edges: Sequence[tuple[int, int]], count: int
 ) -> tuple[list[float], list[float]]:
-    """How far each step's middle is from its column's, and how wide each row is: near what it reads, without overlap."""
+    """How far each step's middle is from its column's, near what it reads and without overlap; how wide each row is."""
     reads: list[list[int]] = [[] for _ in range(count)]
     for start, end in edges:
         reads[end].append(start)

@@ -107,7 +107,9 @@ def packed(sources: Mapping[int, str]) -> tuple[str, int]:
     for key, text in sources.items():
         if held > PAGE.max_source_bytes:
             break
-        entry = f"{',' if number else ''}{json.dumps(str(key))}:{json.dumps(texts.printable(text, lines=True))}"
+        entry = (
+            f"{',' if number else ''}{json.dumps(str(key))}:{json.dumps(texts.printable(text, lines=True))}"
+        )
         parts.append(packer.compress(entry.encode()))
         parts.append(packer.flush(zlib.Z_SYNC_FLUSH))
         held += len(parts[-2]) + len(parts[-1])

@@ -18,6 +18,7 @@ from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.plan import Plan
 from tilewright.runtime.plan.bound import intermediate_bytes, live_bytes
 from tilewright.runtime.plan.clocked import StepClock
+from tilewright.target import MemoryKind
 from tilewright.tilegraph.connect import connect
 from tilewright.tilegraph.edge import Node, TileGraph
 from tilewright.tilegraph.traffic import traffic
@@ -33,8 +34,8 @@ Clocks = Mapping[int, StepClock]
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One kernel or call in the order of execution, the step of the cover (None: of the body of a loop), and the seconds
-    that it took (None: not measured)."""
+    """One kernel or call in the order of execution, the step of the cover (None: of the body of a loop), and the
+    seconds that it took (None: not measured)."""
 
     record: KernelRecord | CallRecord
     is_kernel: bool
@@ -113,9 +114,7 @@ def levels_of(graph: GraphWork, found: TileGraph) -> tuple[LevelFacts, ...]:
         moved = traffic(found, sizes_of(graph))
     except KeyError:  # a size that comes from data
         moved = {}
-    return tuple(
-        LevelFacts(level.name, len(found.at(level)), moved.get(level)) for level in found.levels()
-    )
+    return tuple(LevelFacts(level.name, len(found.at(level)), moved.get(level)) for level in found.levels())
 
 
 def regions_of(graph: GraphWork) -> tuple[str, ...]:
@@ -213,7 +212,10 @@ def _machine(graph: GraphWork) -> MachineFacts | None:
     target = graph.machine
     if target is None:
         return None
-    return MachineFacts(target.name, target.device.bandwidth, target.flops, target.launch_seconds)
+    cache = target.level(MemoryKind.L2)
+    return MachineFacts(
+        target.name, target.device.bandwidth, None if cache is None else cache.bandwidth, target.flops
+    )
 
 
 def _step(e: ExplainedStep, kept: Sequence[int], texts: SourceTexts) -> StepFacts:
@@ -252,7 +254,13 @@ class _Edges:
         self.shown = {s.value: s.source for s in cover.steps if isinstance(s, ViewStep)}
         self.maker: dict[Value, int] = {}
         for step, k in number.items():
-            made = step.outputs if isinstance(step, Kernel) else step.op.outputs if isinstance(step, LibraryStep) else ()
+            made = (
+                step.outputs
+                if isinstance(step, Kernel)
+                else step.op.outputs
+                if isinstance(step, LibraryStep)
+                else ()
+            )
             self.maker |= dict.fromkeys(made, k)
 
     def between(self, tilegraph: TileGraph) -> tuple[EdgeFacts, ...]:

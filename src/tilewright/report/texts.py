@@ -32,9 +32,11 @@ def count(number: float | None, unit: str = "") -> str:
         return "-"
     for letter in ("", " k", " M", " G"):
         if abs(number) < 999.5:
-            return (f"{number:.0f}" if number == int(number) else _three(number)) + (letter or " ") * bool(
-                letter or unit
-            ) + unit
+            return (
+                (f"{number:.0f}" if number == int(number) else _three(number))
+                + (letter or " ") * bool(letter or unit)
+                + unit
+            )
         number /= 1e3
     return f"{_three(number)} T{unit}"
 

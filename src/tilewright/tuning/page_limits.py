@@ -13,10 +13,12 @@ class LayoutLimits:
     box_height: int = 40
     box_gap: int = 20
     row_height: int = 76
-    column_gap: int = 72
+    column_gap: int = 76
     lane_gap: int = 7
     max_lanes: int = 12
     """Edges that pass rows side by side, each in a lane of its own; more share."""
+    max_gutter_lanes: int = 8
+    """The same between two columns."""
     max_row: int = 8
     """Steps in one row."""
     min_rows: int = 9

@@ -210,23 +210,23 @@
     }
 
     trace(c, e, view) {
-      const [sx, sy, , sc] = this.graph.boxes[e.start];
-      const [ex, ey, , ec] = this.graph.boxes[e.end];
+      const [sx, sy] = this.graph.boxes[e.start];
+      const [ex, ey] = this.graph.boxes[e.end];
       const x0 = sx + BOX_WIDTH / 2, y0 = sy + BOX_HEIGHT, x1 = ex + BOX_WIDTH / 2, y1 = ey;
-      const right = Math.max(x0, x1, e.lane ?? -Infinity), left = Math.min(x0, x1);
-      const low = Math.min(y0, y1) - 60, high = Math.max(y0, y1) + 60;
-      if (right < view.left || left > view.right || high < view.top || low > view.bottom) return false;
+      const right = Math.max(x0, x1, e.lane ?? -Infinity), left = Math.min(x0, x1, e.lane ?? Infinity);
+      if (right < view.left || left > view.right) return false;
+      if (Math.max(y0, y1) + 20 < view.top || Math.min(y0, y1) - 20 > view.bottom) return false;
       c.moveTo(x0, y0);
-      if (sc !== ec) {
-        const reach = Math.min(240, Math.abs(y1 - y0) / 3 + 40);
-        c.bezierCurveTo(x0, y0 + reach, x1, y1 - reach, x1, y1);
-      } else if (e.lane !== null) {
-        c.bezierCurveTo(x0, y0 + 26, e.lane, y0 + 6, e.lane, y0 + 36);
-        c.lineTo(e.lane, y1 - 36);
-        c.bezierCurveTo(e.lane, y1 - 6, x1, y1 - 26, x1, y1);
-      } else {
+      if (e.lane === null) {
         const reach = (y1 - y0) / 2;
         c.bezierCurveTo(x0, y0 + reach, x1, y1 - reach, x1, y1);
+      } else {
+        const leaves = y0 + 13, enters = y1 - 13;
+        c.arcTo(x0, leaves, e.lane, leaves, 7);
+        c.arcTo(e.lane, leaves, e.lane, enters, 7);
+        c.arcTo(e.lane, enters, x1, enters, 7);
+        c.arcTo(x1, enters, x1, y1, 7);
+        c.lineTo(x1, y1);
       }
       return true;
     }
@@ -237,10 +237,10 @@
       for (const e of edges) {
         const [sx, sy, , sc] = this.graph.boxes[e.start];
         const [ex, ey, , ec] = this.graph.boxes[e.end];
-        if (sc !== ec) continue;
+        if (sc !== ec) continue; // its lane is one of many
         const text = `${size(e.bytes)}, ${e.level}`;
         const x = e.lane !== null ? e.lane + 4 : (sx + ex) / 2 + BOX_WIDTH / 2 + 5;
-        const y = e.lane !== null ? sy + BOX_HEIGHT + 36 : (sy + BOX_HEIGHT + ey) / 2;
+        const y = e.lane !== null ? sy + BOX_HEIGHT + 54 : (sy + BOX_HEIGHT + ey) / 2;
         c.lineWidth = 4;
         c.strokeStyle = colours.surface;
         c.strokeText(text, x, y);
@@ -264,7 +264,7 @@
         c.fillStyle = colours.surface;
         c.fill();
         c.globalAlpha = (dim ? 0.2 : 1) * (written ? 0.05 + 0.4 * this.heat[n] : 0.15 + 0.8 * this.heat[n]);
-        c.fillStyle = generated ? colours.accent : colours.muted;
+        c.fillStyle = colours.accent;
         c.fill();
         c.globalAlpha = dim ? 0.25 : 1;
         c.strokeStyle = n === this.chosen ? colours.mark : generated ? colours.accent : colours.muted;
@@ -512,7 +512,8 @@
         const [bandwidth, flops] = this.graph.machine;
         const byBytes = step.moved / bandwidth, byWork = (step.flops || 0) / flops;
         const part = Math.max(byBytes, byWork) / seconds;
-        row(`of the roof (${byBytes >= byWork ? "bytes" : "operations"})`, percent(part));
+        const bound = byBytes < byWork ? "operations" : part > 1 ? "bytes, from caches" : "bytes";
+        row(`of the roof (${bound})`, percent(part));
         this.gauge(pane, part);
       }
     }
