@@ -139,9 +139,9 @@ def _largest(graph: GraphFacts) -> list[tuple[int, StepFacts]]:
     return sorted(steps[: PAGE.max_plot_steps], key=lambda each: each[0])
 
 
-def _radius(step: StepFacts, graph: GraphFacts) -> float:
+def _radius(step: StepFacts, total: float) -> float:
     """Areas go with shares of the time."""
-    share = (step.seconds or 0.0) / graph.seconds if graph.seconds else 0.0
+    share = (step.seconds or 0.0) / total if total else 0.0
     return round(PLOT.min_radius + (PLOT.max_radius - PLOT.min_radius) * share**0.5, 1)
 
 
@@ -155,6 +155,7 @@ def roofline(graph: GraphFacts) -> Plot | None:
     ]
     if machine is None or not found:
         return None
+    total = graph.seconds
     ridge = machine.flops / machine.bandwidth
     xs = [x for *_, x, _ in found] + [ridge / 4, ridge * 4]
     x, y = _scales(xs, [y for *_, y in found] + [machine.flops])
@@ -171,7 +172,7 @@ def roofline(graph: GraphFacts) -> Plot | None:
         Dot(
             x(a),
             y(b),
-            _radius(s, graph),
+            _radius(s, total),
             k,
             s.is_kernel,
             f"{s.name}: {a:.3g} flop/byte, {count(b, 'flop/s')}",
@@ -194,6 +195,7 @@ def agreement(graph: GraphFacts) -> Plot | None:
     found = [(k, s, s.modelled, s.measured) for k, s in _largest(graph) if s.modelled and s.measured]
     if not found:
         return None
+    total = graph.seconds
     ends = [n for _, _, a, b in found for n in (a, b)]
     x, y = _scales(ends, ends)
 
@@ -210,7 +212,7 @@ def agreement(graph: GraphFacts) -> Plot | None:
         Dot(
             x(a),
             y(b),
-            _radius(s, graph),
+            _radius(s, total),
             k,
             s.is_kernel,
             f"{s.name}: modelled {duration(a)}, measured {duration(b)}",

@@ -56,7 +56,9 @@ def printable(text: str, *, lines: bool = False) -> str:
     tabs stay in `lines`."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or (lines and c in "\n\t") else "�" for c in text)
+    if lines:
+        return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def shortened(text: str, most: int) -> str:

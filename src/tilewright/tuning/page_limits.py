@@ -23,7 +23,7 @@ class LayoutLimits:
     """Steps in one row."""
     min_rows: int = 9
     """Rows of a column, however many columns there are."""
-    shape: float = 1.9
+    shape: float = 1.55
     """Width over height that the whole is folded to."""
 
 
@@ -52,7 +52,7 @@ class PlotLimits:
     flat: int = 200
     """Height of those."""
     left: int = 64
-    right: int = 16
+    right: int = 28
     top: int = 16
     bottom: int = 44
     """Room for what stands around the axes."""

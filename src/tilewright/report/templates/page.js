@@ -263,7 +263,7 @@
         c.globalAlpha = 1;
         c.fillStyle = colours.surface;
         c.fill();
-        c.globalAlpha = (dim ? 0.2 : 1) * (written ? 0.05 + 0.4 * this.heat[n] : 0.15 + 0.8 * this.heat[n]);
+        c.globalAlpha = (dim ? 0.2 : 1) * (written ? 0.05 + 0.4 * this.heat[n] : 0.28 + 0.72 * this.heat[n]);
         c.fillStyle = colours.accent;
         c.fill();
         c.globalAlpha = dim ? 0.25 : 1;
@@ -481,7 +481,7 @@
       const whose = { generated: "a generated kernel", own: "a routine of our own", choice: "a library call, as the faster way", need: "a library call, for lack of a kernel" };
       pane.append(element("p", "muted", `number ${n}, ${whose[step.how] || step.how}`));
       this.describeFigures(pane, step, n);
-      this.paragraph(pane, step.how === "generated" ? "Why it ends there" : "Why it is a call", step.ends ? `${step.ends}. ` : "", step.reason === step.ends ? "" : step.reason, step.notes);
+      this.paragraph(pane, step.how === "generated" ? "Why it ends there" : "Why it is a call", step.ends && !step.reason.startsWith(step.ends) ? `${step.ends}. ` : "", step.reason, step.notes);
       this.tensors(pane, "Reads", this.reads[n], "start");
       this.tensors(pane, "Makes", this.writes[n], "end");
       if (!this.writes[n].length && step.results.length) this.paragraph(pane, "Makes", "", step.results.join(", "), []);
