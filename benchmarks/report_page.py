@@ -61,14 +61,24 @@ def synthetic(kernels: int, *, seed: int = 0, name: str = "synthetic") -> Report
         ops = tuple(f"aten.{dice.choice(OPS)}" for _ in range(1 if call else dice.randint(1, 9)))
         steps.append(
             StepFacts(
-                name="aten.addmm" if call else f"k{k}", how="choice" if call else "generated", ops=ops,
-                bytes_moved=moved, bytes_lower_bound=int(moved / dice.uniform(1, 1.5)), flops=flops,
-                exps=flops // 50, modelled=modelled, measured=modelled * dice.lognormvariate(0, 0.4),
+                name="aten.addmm" if call else f"k{k}",
+                how="choice" if call else "generated",
+                ops=ops,
+                bytes_moved=moved,
+                bytes_lower_bound=int(moved / dice.uniform(1, 1.5)),
+                flops=flops,
+                exps=flops // 50,
+                modelled=modelled,
+                measured=modelled * dice.lognormvariate(0, 0.4),
                 boundary="" if call else "separate kernels are faster",
                 reason="contraction" if call else "separate kernels are faster: 12.1 us against 13.9 us",
-                schedule="" if call else f"r0=parallel[{dice.randint(1, 64)}] r1=vector[16] r2=sequential[256]",
-                source=None if call else len(sources), results=("f32[64, 256]",) if call else (),
-                kept=len(ops) - 1, kept_bytes=moved * (len(ops) - 1),
+                schedule=""
+                if call
+                else f"r0=parallel[{dice.randint(1, 64)}] r1=vector[16] r2=sequential[256]",
+                source=None if call else len(sources),
+                results=("f32[64, 256]",) if call else (),
+                kept=len(ops) - 1,
+                kept_bytes=moved * (len(ops) - 1),
             )  # fmt: skip
         )
         if not call:
@@ -86,11 +96,13 @@ def synthetic(kernels: int, *, seed: int = 0, name: str = "synthetic") -> Report
         phases=tuple(PhaseFacts(n, dice.uniform(0.01, 9)) for n in ("trace", "partition", "schedule", "build")),
         live_bytes=tuple(dice.randint(1 << 16, 1 << 22) for _ in steps), intermediate_bytes=1 << 22,
     )  # fmt: skip
-    return ReportFacts(name, "2026-01-01 00:00 UTC", (("cpu", "none"), ("torch", "2.13.0")), (graph,), tuple(sources))
+    return ReportFacts(
+        name, "2026-01-01 00:00 UTC", (("cpu", "none"), ("torch", "2.13.0")), (graph,), tuple(sources)
+    )
 
 
 def _source(k: int, dice: random.Random) -> str:
-    lines = [f"extern \"C\" void k{k}(const float* __restrict a, float* __restrict b, int64_t n) {{"]
+    lines = [f'extern "C" void k{k}(const float* __restrict a, float* __restrict b, int64_t n) {{']
     lines += [
         f"  const vec16 t{i} = fma(load(a + {dice.randint(0, 9999)} + i * 16), t{max(0, i - 1)}, splat({dice.random():.6f}f));"
         for i in range(40)
@@ -123,7 +135,12 @@ def measured(kernels: int, times: int) -> Facts:
         for _ in range(times if chromium() else 0):
             with browser() as view:
                 opens.append(opened(view, file))
-    return {"kernels": kernels, "bytes": len(text.encode()), "write_seconds": round(written, 3), "opens": opens}
+    return {
+        "kernels": kernels,
+        "bytes": len(text.encode()),
+        "write_seconds": round(written, 3),
+        "opens": opens,
+    }
 
 
 def main() -> None:
@@ -139,7 +156,9 @@ def main() -> None:
     loads = [float(o["load_seconds"]) for o in opens if isinstance(o, dict)]  # type: ignore[arg-type]
     size = found["bytes"]
     assert isinstance(size, int)
-    print(f"{arguments.kernels} kernels: {size / 2**20:.2f} MiB (at most 5), written in {found['write_seconds']} s")
+    print(
+        f"{arguments.kernels} kernels: {size / 2**20:.2f} MiB (at most 5), written in {found['write_seconds']} s"
+    )
     if loads:
         print(f"loads in {statistics.median(loads):.2f} s (at most {MAX_SECONDS}); {opens}")
     found |= {"fits": size <= MAX_BYTES, "loads": bool(loads) and statistics.median(loads) <= MAX_SECONDS}

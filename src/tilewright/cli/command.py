@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from typing import Any
 
 import click
 
@@ -85,6 +86,7 @@ def run_(request: CommandRequest, save: str | None) -> int:
     examples=(
         "tilewright bench model.onnx --shape x=1x3x640x640 --against eager,inductor,onnxruntime",
         "tilewright bench pkg.mod:make --precision fp16 --device cuda --seconds 5",
+        "tilewright bench pkg.mod:make --dim x:0=batch --over batch=1,2,4,8 --html bench.html",
     ),
 )
 @click.option(
@@ -95,12 +97,19 @@ def run_(request: CommandRequest, save: str | None) -> int:
     help="Of eager,inductor,onnxruntime; or none.",
 )
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.0), help="Per contestant.")
+@click.option(
+    "--over",
+    metavar="DIM=A,B,C",
+    help="Throughput at these sizes of a dim that --dim or the file names, too.",
+)
+@click.option("--html", metavar="FILE", help="Write a page with plots of latencies and throughput.")
+@click.option("--md", "markdown", metavar="FILE", help="Write the tables as Markdown.")
 @verb
-def bench_(request: CommandRequest, against: str, seconds: float) -> int:
+def bench_(request: CommandRequest, **asked: Any) -> int:
     """Time MODEL beside its peers, taking turns with pauses."""
     from . import bench
 
-    return bench.bench_model(request, against, seconds)
+    return bench.bench_model(request, bench.BenchPlan(**asked))
 
 
 @cli.command(

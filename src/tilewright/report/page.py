@@ -56,7 +56,7 @@ def page(facts: ReportFacts, against: ReportFacts | None = None) -> str:
 
 
 def rendered(template: str, data: Plain, **values: object) -> str:
-    """A template with style and script in it, and data for the script."""
+    """A template with style in it, and a script with its data unless there is none."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -74,7 +74,7 @@ def rendered(template: str, data: Plain, **values: object) -> str:
         "ratio": texts.ratio,
         "shortened": texts.shortened,
     }
-    style, script = (_read(name) for name in ("page.css", "page.js"))
+    style, script = _read("page.css"), None if data is None else _read("page.js")
     return environment.get_template(template).render(
         style=style,
         script=script,
@@ -85,9 +85,10 @@ def rendered(template: str, data: Plain, **values: object) -> str:
     )
 
 
-def policy(style: str, script: str) -> str:
+def policy(style: str, script: str | None) -> str:
     """What a browser may do with the page: use this style and run this script, and nothing else."""
-    allowed = (f"{kind}-src '{_digest(text)}'" for kind, text in (("style", style), ("script", script)))
+    texts_of = {"style": style} | ({} if script is None else {"script": script})
+    allowed = (f"{kind}-src '{_digest(text)}'" for kind, text in texts_of.items())
     return "; ".join(("default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'"))
 
 

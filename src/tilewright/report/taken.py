@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from tilewright.tilegraph.edge import Node, TileGraph
 from tilewright.tilegraph.traffic import traffic
 from tilewright.tuning.text_limits import TEXTS
 
-from .environment import environment
+from .environment import environment, now
 from .facts import EdgeFacts, GraphFacts, LevelFacts, MachineFacts, PhaseFacts, ReportFacts, StepFacts
 from .records import CallRecord, GraphWork, KernelRecord, result_of
 
@@ -156,9 +155,8 @@ def report_facts(title: str, graphs: Sequence[Reported], clocks: Clocks | None =
     """The facts of some graphs, with measured times where there are clocks."""
     texts = SourceTexts()
     made = tuple(_graph(each, (clocks or {}).get(id(each.graph)), texts) for each in graphs)
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     told = tuple((name, str(value)) for name, value in environment().items())
-    return ReportFacts(title, now, told, made, tuple(texts.numbers))
+    return ReportFacts(title, now(), told, made, tuple(texts.numbers))
 
 
 def reported(compilations: Sequence[object], signature: object = None) -> list[Reported]:

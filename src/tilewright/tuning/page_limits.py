@@ -37,6 +37,8 @@ class PageLimits:
     """Characters of the ops of a kernel in a table; the page has all of them beside it."""
     max_plot_steps: int = 2000
     """Points of a plot: those of the steps that take longest."""
+    max_curve_points: int = 200
+    """Points of a distribution."""
     max_compared_rows: int = 400
     """Rows of a comparison of two runs: those that differ most."""
 
