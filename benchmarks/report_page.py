@@ -1,5 +1,5 @@
-"""`python -m benchmarks.report_page --json FILE`: how large a report of 2,000 kernels is, how long it takes to write, and
-how long a browser takes to show it.
+"""`python -m benchmarks.report_page --json FILE`: how large a report of 2,000 kernels is, how long it takes to write,
+and how long a browser takes to show it.
 
 The facts are synthetic: a chain of blocks with residual edges, each kernel with a source of its own. The page is opened
 in a headless Chromium, each time in a profile of its own; loaded is the time until its first frame is drawn.
@@ -14,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.support.browser import Browser, browser, chromium
+
 from benchmarks import record
 from benchmarks.record import Facts
-from tests.support.browser import Browser, browser, chromium
 from tilewright.report.facts import (
     EdgeFacts,
     GraphFacts,
@@ -104,7 +105,7 @@ def synthetic(kernels: int, *, seed: int = 0, name: str = "synthetic") -> Report
 def _source(k: int, dice: random.Random) -> str:
     lines = [f'extern "C" void k{k}(const float* __restrict a, float* __restrict b, int64_t n) {{']
     lines += [
-        f"  const vec16 t{i} = fma(load(a + {dice.randint(0, 9999)} + i * 16), t{max(0, i - 1)}, splat({dice.random():.6f}f));"
+        f"  const vec16 t{i} = fma(load(a + {dice.randint(0, 9999)}), t{max(0, i - 1)}, splat({dice.random():.6f}f));"
         for i in range(40)
     ]
     return "\n".join([*lines, "}"])

@@ -13,6 +13,7 @@ from rich.table import Table
 from tilewright import measure
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 from tilewright.report.environment import environment
+from tilewright.report.taken import Reported
 
 NAMES: Mapping[str, str] = {
     "eager": "eager",
@@ -71,6 +72,15 @@ def build(workload: Workload, names: Sequence[str], threads: int, say: Say) -> J
         peer = through_dynamo if name == OURS and module else None
         contestants[name] = measure.prepare(name, workload, threads, peer)
     return Job(workload, contestants)
+
+
+def graphs_of(job: Job, known: Sequence[object]) -> list[Reported]:
+    """The graphs that were compiled since those that were `known`, under the name of a job."""
+    import tilewright
+
+    fresh = [c for c in tilewright.compilations() if all(c is not k for k in known)]
+    names = [job.workload.name, *(f"{job.workload.name} {n}" for n in range(2, len(fresh) + 1))]
+    return [Reported(name, graph) for name, graph in zip(names, fresh, strict=False)]
 
 
 def beside(peers: Job, ours: Job) -> Job:

@@ -126,8 +126,8 @@ def bench_markdown(facts: BenchFacts) -> str:
     )
     rows = [
         (
-            c.name, duration(c.build), duration(c.first_call), count(c.throughput), *(duration(t) for _, t in c.latency),
-            f"{c.factor:.3f}x", size(c.peak_bytes), c.tolerance,
+            c.name, duration(c.build), duration(c.first_call), count(c.throughput),
+            *(duration(t) for _, t in c.latency), f"{c.factor:.3f}x", size(c.peak_bytes), c.tolerance,
         )
         for c in facts.contestants
     ]  # fmt: skip

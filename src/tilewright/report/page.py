@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -66,14 +67,16 @@ def rendered(template: str, data: Plain, **values: object) -> str:
         keep_trailing_newline=True,
         finalize=_finalized,
     )
-    environment.filters |= {
-        "size": texts.size,
-        "duration": texts.duration,
-        "count": texts.count,
-        "percent": texts.percent,
-        "ratio": texts.ratio,
-        "shortened": texts.shortened,
-    }
+    cast("dict[str, object]", environment.filters).update(
+        {
+            "size": texts.size,
+            "duration": texts.duration,
+            "count": texts.count,
+            "percent": texts.percent,
+            "ratio": texts.ratio,
+            "shortened": texts.shortened,
+        }
+    )
     style, script = _read("page.css"), None if data is None else _read("page.js")
     return environment.get_template(template).render(
         style=style,

@@ -9,14 +9,19 @@ from pathlib import Path
 from tilewright.errors import InputError
 
 from .page import page
-from .taken import report_facts, reported
+from .taken import Reported, report_facts, reported
 
 
 def model_page(
     title: str, compilations: Sequence[object], signature: object, path: str | os.PathLike[str] | None = None
 ) -> str:
     """The page of a compiled model, also written to a file if a path is given. Raises InputError."""
-    text = page(report_facts(title, reported(compilations, signature)))
+    return graphs_page(title, reported(compilations, signature), path)
+
+
+def graphs_page(title: str, graphs: Sequence[Reported], path: str | os.PathLike[str] | None = None) -> str:
+    """The same of graphs with titles of their own."""
+    text = page(report_facts(title, graphs))
     if path is not None:
         write(path, text)
     return text
