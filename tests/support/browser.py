@@ -60,7 +60,9 @@ class Browser:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return answer["result"]
 
-    def open(self, page: Path, *, dark: bool = False, width: int = 1440, height: int = 1000) -> float:
+    def open(
+        self, page: Path, *, dark: bool = False, width: int = 1440, height: int = 1000, frames: bool = True
+    ) -> float:
         """Load a file; the seconds until its load event, and until a frame was drawn after that."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
@@ -76,7 +78,8 @@ class Browser:
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(e["method"] == "Page.loadEventFired" for e in self._events):
             self._next(60.0)
-        self.frames()
+        if frames:
+            self.frames()
         return time.perf_counter() - start
 
     def frames(self) -> None:

@@ -144,8 +144,14 @@ class GraphFacts:
 
     @property
     def seconds(self) -> float:
-        """Measured if all was, else as modelled."""
-        return self.modelled if self.measured is None else self.measured
+        """Of all steps: measured where they were, else as modelled."""
+        return sum(s.seconds or 0.0 for s in self.steps)
+
+    @property
+    def clock(self) -> str:
+        """Where these seconds come from."""
+        found = {s.measured is not None for s in self.steps}
+        return "Time, in part measured" if len(found) > 1 else "Measured time" if found == {True} else "Modelled time"
 
     @property
     def by_share(self) -> list[tuple[int, StepFacts]]:

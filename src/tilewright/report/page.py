@@ -24,6 +24,9 @@ from .facts import GraphFacts, ReportFacts
 from .layout import draw
 
 TEMPLATES = Path(__file__).parent / "templates"
+STYLE = "page.css"
+SCRIPT = ("numbers.js", "drawing.js", "page.js")
+"""One behind the other."""
 Plain = None | bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"]
 
 
@@ -77,7 +80,7 @@ def rendered(template: str, data: Plain, **values: object) -> str:
             "shortened": texts.shortened,
         }
     )
-    style, script = _read("page.css"), None if data is None else _read("page.js")
+    style, script = _read(STYLE), None if data is None else "".join(map(_read, SCRIPT))
     return environment.get_template(template).render(
         style=style,
         script=script,

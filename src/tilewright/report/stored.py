@@ -27,7 +27,8 @@ def to_json(facts: ReportFacts) -> dict[str, Any]:
 def from_json(data: object, place: str) -> ReportFacts:
     """The facts that `to_json` wrote, alone or among what a verb wrote. Raises InputError for anything else."""
     known = cast(Mapping[str, object], data) if isinstance(data, Mapping) else {}
-    if known.get("format") != FORMAT:
+    number = known.get("format")
+    if type(number) is not int or number != FORMAT:
         raise InputError(
             "this is no report that this version can read", phase="report", place=place,
             hint="write one: `tilewright report MODEL --json FILE`",
