@@ -19,7 +19,6 @@ from tilewright import measure
 from tilewright.errors import TilewrightError
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 from tilewright.peak_memory import PeakMemory
-from tilewright.report.environment import environment
 from tilewright.tuning.search_limits import MEASUREMENT
 
 
@@ -233,11 +232,6 @@ def test_a_truncated_model_file_becomes_a_reason(tmp_path: Path) -> None:
     broken.write_bytes(relu_file(tmp_path / "m.onnx").read_bytes()[:20])
     workload = Workload("broken", broken, (torch.randn(3, 4),))
     assert isinstance(measure.prepare("onnxruntime", workload, 2), Unavailable)
-
-
-def test_environment_names_the_machine_and_torch() -> None:
-    facts = environment()
-    assert facts["torch"] == torch.__version__ and facts["cpu"] and int(facts["cores"]) >= 1
 
 
 @pytest.mark.slow

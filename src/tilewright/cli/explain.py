@@ -21,6 +21,7 @@ from tilewright.report.taken import (
     explained_steps,
     levels_of,
     memory_of,
+    named_sizes,
     regions_of,
     report_facts,
     reported,
@@ -135,6 +136,7 @@ def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
     for graph in compiled.compilations:
         for record in (*graph.kernels, *graph.calls):
             known |= record.sizes
+    known = named_sizes(known, compiled.signature)
     texts = size_texts(known, compiled.signature)
     if texts:
         request.screen.line(f"figures are for {'; '.join(texts)}")

@@ -46,7 +46,12 @@ def _on_data(e: Expr) -> int:
     for x in walk(e):
         placed = x.op == "const" or isinstance(x.value, (Axis, Symbol))
         data[x] = x.op == "read" or (any(data[a] for a in x.args) if x.args else not placed)
-        if data[x] and not (x.op == "where" and not data[x.args[0]]) and x.op in SCALARS and x.dtype is not i64:
+        if (
+            data[x]
+            and not (x.op == "where" and not data[x.args[0]])
+            and x.op in SCALARS
+            and x.dtype is not i64
+        ):
             total += SCALARS[x.op].cost
     return total
 

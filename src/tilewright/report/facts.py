@@ -151,7 +151,13 @@ class GraphFacts:
     def clock(self) -> str:
         """Where these seconds come from."""
         found = {s.measured is not None for s in self.steps}
-        return "Time, in part measured" if len(found) > 1 else "Measured time" if found == {True} else "Modelled time"
+        return (
+            "Time, in part measured"
+            if len(found) > 1
+            else "Measured time"
+            if found == {True}
+            else "Modelled time"
+        )
 
     @property
     def by_share(self) -> list[tuple[int, StepFacts]]:

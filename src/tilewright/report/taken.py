@@ -82,11 +82,16 @@ def sizes_of(graph: GraphWork) -> Mapping[str, int]:
     return next((record.sizes for record in (*graph.kernels, *graph.calls)), {})
 
 
+def named_sizes(known: Mapping[str, int], signature: object) -> dict[str, int]:
+    """Those of the numbers behind free sizes that a signature names; torch also tells of symbols that it found equal to
+    these."""
+    named = {s.symbol for s in signature.sizes} if isinstance(signature, Signature) else set[str]()
+    return {symbol: number for symbol, number in known.items() if symbol in named or not named}
+
+
 def size_texts(known: Mapping[str, int], signature: object) -> list[str]:
     """Which numbers stand behind free sizes: symbol, the user's name, the inputs and dims that have it."""
     named = {s.symbol: s for s in signature.sizes} if isinstance(signature, Signature) else {}
-    if named:  # torch also tells of symbols that it found equal to these
-        known = {symbol: number for symbol, number in known.items() if symbol in named}
     texts: list[str] = []
     for symbol, number in known.items():
         s = named.get(symbol)
@@ -194,7 +199,7 @@ def _graph(told: Reported, clock: StepClock | None, texts: SourceTexts) -> Graph
         title=told.title,
         kind=graph.kind,
         coverage=str(graph.coverage),
-        sizes=tuple(size_texts(sizes, told.signature)),
+        sizes=tuple(size_texts(named_sizes(sizes, told.signature), told.signature)),
         machine=_machine(graph),
         steps=tuple(_step(e, kept.get(k, []), texts) for k, e in enumerate(steps)),
         edges=edges,

@@ -30,15 +30,11 @@ def count(number: float | None, unit: str = "") -> str:
     """Three significant digits and a letter for thousands: `12.3 G`."""
     if number is None:
         return "-"
-    for letter in ("", " k", " M", " G"):
-        if abs(number) < 999.5:
-            return (
-                (f"{number:.0f}" if number == int(number) else _three(number))
-                + (letter or " ") * bool(letter or unit)
-                + unit
-            )
-        number /= 1e3
-    return f"{_three(number)} T{unit}"
+    power = 0
+    while abs(number) >= 999.5 and power < 4:
+        number, power = number / 1e3, power + 1
+    text = f"{number:.0f}" if number == int(number) else _three(number)
+    return f"{text} {('', 'k', 'M', 'G', 'T')[power]}{unit}".rstrip()
 
 
 def percent(part: float | None) -> str:
