@@ -18,7 +18,7 @@ def test_three_digits_and_a_unit() -> None:
     seconds = (0.0, 1.234e-6, 12.34e-6, 123.4e-6, 999.6e-6, 1.5e-3, 12.0, -2e-3, None)
     found = [texts.duration(s) for s in seconds]
     assert found == [
-        "0.00 us",
+        "0 us",
         "1.23 us",
         "12.3 us",
         "123 us",

@@ -21,7 +21,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class PlotPoint:
     """A point of a plot: its place, its radius, the step it stands for, and what a pointer is told of it."""
 
     x: float
@@ -56,7 +56,7 @@ class Plot:
     across_ticks: tuple[Tick, ...]
     up_ticks: tuple[Tick, ...]
     lines: tuple[Line, ...] = ()
-    dots: tuple[Dot, ...] = ()
+    dots: tuple[PlotPoint, ...] = ()
     width: int = PLOT.width
     height: int = PLOT.height
 
@@ -169,7 +169,7 @@ def roofline(graph: GraphFacts) -> Plot | None:
         told = f"cache: {size(machine.cache_bandwidth)}/s"
         lines += (Line((_start(x, y, machine.cache_bandwidth), cached, knee), told, "faint"),)
     dots = tuple(
-        Dot(
+        PlotPoint(
             x(a),
             y(b),
             _radius(s, total),
@@ -209,7 +209,7 @@ def agreement(graph: GraphFacts) -> Plot | None:
         line(0.5, "half", "faint"),
     )
     dots = tuple(
-        Dot(
+        PlotPoint(
             x(a),
             y(b),
             _radius(s, total),

@@ -38,7 +38,7 @@ class ComparedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The steps that changed most, and both graphs. `steps` leaves out the `rest`."""
 
     before: GraphFacts
@@ -47,7 +47,7 @@ class Comparison:
     rest: int
 
 
-def compared(before: GraphFacts, now: GraphFacts) -> Comparison:
+def compared(before: GraphFacts, now: GraphFacts) -> RunComparison:
     """Steps of the same ops, the first of one run beside the first of the other; those that differ most first."""
     earlier = {key: step for key, _, step in _keyed(before)}
     found: list[ComparedStep] = []
@@ -55,7 +55,7 @@ def compared(before: GraphFacts, now: GraphFacts) -> Comparison:
         found.append(ComparedStep(earlier.pop(key, None), step, number))
     found += [ComparedStep(step, None, None) for step in earlier.values()]
     found.sort(key=lambda s: -abs(s.change))
-    return Comparison(
+    return RunComparison(
         before, now, tuple(found[: PAGE.max_compared_rows]), max(0, len(found) - PAGE.max_compared_rows)
     )
 

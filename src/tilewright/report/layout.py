@@ -18,7 +18,7 @@ from tilewright.tuning.page_limits import LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class StepBox:
     """A step: the upper left corner, and the row and column that it stands in."""
 
     x: float
@@ -40,7 +40,7 @@ class Route:
 class Drawing:
     """Boxes by number, routes in the order of the edges, and the size of all."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[StepBox, ...]
     routes: tuple[Route, ...]
     width: float
     height: float
@@ -58,11 +58,11 @@ def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
             reach[row_of[start]] = max(reach[row_of[start]], 2 * lane)
     per_column = _rows_per_column(reach)
     columns = _columns(reach, per_column)
-    boxes: list[Box] = []
+    boxes: list[StepBox] = []
     for step in range(count):
         column, place = divmod(row_of[step], per_column)
         x = columns[column].middle + offsets[step] - LAYOUT.box_width / 2
-        boxes.append(Box(round(x, 1), float(place * LAYOUT.row_height), row_of[step], column))
+        boxes.append(StepBox(round(x, 1), float(place * LAYOUT.row_height), row_of[step], column))
     crossing = [0] * len(columns)
     routes: list[Route] = []
     for (start, end), lane in zip(edges, lanes, strict=True):

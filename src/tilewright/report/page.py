@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tilewright.tuning.page_limits import LAYOUT, PAGE
 
 from . import charts, texts
-from .compare import Comparison, compared
+from .compare import RunComparison, compared
 from .facts import GraphFacts, ReportFacts
 from .layout import draw
 
@@ -39,7 +39,7 @@ class GraphView:
     agreement: charts.Plot | None
     memory: charts.Plot | None
     phases: tuple[charts.Bar, ...]
-    against: Comparison | None
+    against: RunComparison | None
 
 
 def page(facts: ReportFacts, against: ReportFacts | None = None) -> str:
