@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.browser import Browser, browser, chromium
 from tests.support.report_facts import hostile, synthetic
 
 from tilewright.report.page import page
+from tilewright.tuning.page_limits import PAGE
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium: apt install chromium")
 
@@ -22,6 +24,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.html").write_text(page(synthetic(60), synthetic(60, seed=1)), encoding="utf-8")
     (folder / "large.html").write_text(page(synthetic(2000)), encoding="utf-8")
     (folder / "hostile.html").write_text(page(hostile(HOSTILE), hostile(HOSTILE)), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilewright.report.page.PAGE", replace(PAGE, max_first_rows=1))
+        (folder / "late.html").write_text(page(synthetic(60)), encoding="utf-8")
+        (folder / "hostile_late.html").write_text(page(hostile(HOSTILE)), encoding="utf-8")
     return folder
 
 
@@ -38,7 +44,9 @@ def view(shared: Browser) -> Generator[Browser]:
     shared.requests.clear()
     yield shared
     assert not shared.errors
-    assert len(set(shared.requests)) <= 1, "the page itself, and nothing else"
+    assert all(r.startswith("file:") and r.endswith(".html") for r in shared.requests), (
+        "pages, and nothing else"
+    )
 
 
 CHOSEN = "document.querySelector('.details h3').textContent"
@@ -116,8 +124,19 @@ def test_nothing_is_wider_than_the_window(view: Browser, pages: Path, width: int
     assert view.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_hostile_names_do_nothing(view: Browser, pages: Path) -> None:
-    view.open(pages / "hostile.html")
+def test_rows_that_come_late_are_those_that_come_at_once(view: Browser, pages: Path) -> None:
+    rows = "[...document.querySelectorAll('table.steps tbody tr')].map(r => r.outerHTML.replace(' scope=\"row\"', ''))"
+    found: list[list[str]] = []
+    for name in ("small.html", "late.html"):
+        view.open(pages / name)
+        view.evaluate("new Promise(done => setTimeout(done, 200))")
+        found.append(view.evaluate(rows))
+    assert found[0] == found[1] and len(found[0]) == 60
+
+
+@pytest.mark.parametrize("name", ["hostile.html", "hostile_late.html"])
+def test_hostile_names_do_nothing(view: Browser, pages: Path, name: str) -> None:
+    view.open(pages / name)
     view.evaluate("document.querySelector('table.steps tr[data-step]').click()")
     view.press("/")
     view.type("onerror")

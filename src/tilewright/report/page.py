@@ -87,6 +87,8 @@ def rendered(template: str, data: Plain, **values: object) -> str:
         policy=policy(style, script),
         data=json_in_html(data),
         most_ops=PAGE.max_ops_characters,
+        most_rows=PAGE.max_first_rows,
+        most_dots=PAGE.max_plot_steps,
         **values,
     )
 
@@ -137,6 +139,7 @@ def _data(facts: ReportFacts) -> Plain:
         "graphs": [_graph_data(g) for g in facts.graphs],
         "sources": sources,
         "kept": kept == len(order),
+        "mostOps": PAGE.max_ops_characters,
         "box": [LAYOUT.box_width, LAYOUT.box_height],
     }
 

@@ -35,7 +35,10 @@ class PageLimits:
     """Bytes of all sources, packed; those of the kernels that take longest go first."""
     max_ops_characters: int = 160
     """Characters of the ops of a kernel in a table; the page has all of them beside it."""
-    max_plot_steps: int = 2000
+    max_first_rows: int = 200
+    """Rows of the table of steps that a browser reads with the page; its script makes the others once that is shown,
+    and a browser without scripts has them in a table of their own."""
+    max_plot_steps: int = 600
     """Points of a plot: those of the steps that take longest."""
     max_curve_points: int = 200
     """Points of a distribution."""

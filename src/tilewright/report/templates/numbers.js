@@ -2,6 +2,7 @@
 // Numbers and names as people read them; the texts of the page, and its colours.
 
 const data = JSON.parse(document.getElementById("data").textContent);
+const MOST_OPS = data.mostOps;
 const colours = {};
 let unpacked = null;
 
@@ -55,6 +56,8 @@ function readColours() {
     colours[name] = style.getPropertyValue(`--${name}`).trim();
   colours.text = style.getPropertyValue("--text");
 }
+
+const ended = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 
 function shortened(c, text, width) {
   if (text.length > 400) text = text.slice(0, 400);

@@ -16,6 +16,32 @@ class View extends Drawing {
     article.querySelector(".explore").hidden = false;
     article.querySelector(".filter").hidden = false;
     this.describe();
+    if (this.rows.length < this.steps.length) requestAnimationFrame(() => setTimeout(() => this.completeRows()));
+  }
+
+  // The rows that did not come with the page, in the order of shares, behind those that did.
+
+  completeRows() {
+    if (this.rows.length >= this.steps.length) return;
+    const known = new Set(this.rows.map((row) => Number(row.dataset.step)));
+    const missing = this.steps.map((_, n) => n).filter((n) => !known.has(n));
+    missing.sort((a, b) => secondsOf(this.steps[b]) - secondsOf(this.steps[a]) || a - b);
+    const made = missing.map((n) => this.makeRow(n));
+    this.body.append(...made);
+    this.rows.push(...made);
+  }
+
+  makeRow(n) {
+    const step = this.steps[n], row = element("tr");
+    row.dataset.step = n;
+    const over = step.moved !== null && step.bound ? `${(step.moved / step.bound).toFixed(2)}x` : "-";
+    const share = secondsOf(step) === null || !this.graph.seconds ? "-" : percent(this.shares[n]);
+    const figures = [share, duration(step.modelled), duration(step.measured), size(step.moved), over];
+    row.append(element("td", "n", `${n}`), element("th", "", ended(step.name, 40)));
+    row.append(...figures.map((text) => element("td", "n", text)));
+    row.append(element("td", "", step.ends || `a call (${ended(step.reason, 60)})`));
+    row.append(element("td", "ops", ended(step.ops.join(" "), MOST_OPS)));
+    return row;
   }
 
   // What users do.
@@ -86,6 +112,7 @@ class View extends Drawing {
     });
     this.article.querySelector(".filter input").addEventListener("input", (event) => {
       const wanted = event.target.value.trim().toLowerCase();
+      this.completeRows();
       for (const row of this.rows)
         row.hidden = !`${row.textContent} ${this.texts[row.dataset.step]}`.toLowerCase().includes(wanted);
     });
@@ -101,6 +128,7 @@ class View extends Drawing {
   }
 
   sort(column, sign) {
+    this.completeRows();
     const s = this.steps;
     const over = (n) => (s[n].moved !== null && s[n].bound ? s[n].moved / s[n].bound : null);
     const of = [
@@ -167,6 +195,7 @@ class View extends Drawing {
   }
 
   choose(number, { centre = false, from = null }) {
+    this.completeRows();
     this.chosen = number;
     this.marked.forEach((e) => e.classList.remove("chosen"));
     this.marked = number === null ? [] : [...this.article.querySelectorAll(`[data-step="${number}"]`)];
