@@ -92,6 +92,7 @@ DEFINITIONS: Mapping[str, str] = {
     "lower.variants.NARROW_LIMIT": "the end of int32, less a block",
     "plan.portable.FORMAT": "the version of a file format",
     "report.stored.FORMAT": "the version of a file format",
+    "report.stored._BEYOND": "larger than any figure",
     "rewrite.split.origins.MAX_ORIGIN": "half of the exponents of float32",
     "runtime.cpu.huge_pages.LARGE_PAGE_BYTES": "a fact of the machine: a large page",
     "runtime.call.held.UNSEEN": "a mark, no number",

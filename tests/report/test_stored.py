@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.support.report_facts import synthetic
 
 from tilewright.errors import InputError
 from tilewright.report.compare import compared
+from tilewright.report.page import page
 from tilewright.report.stored import from_json, read_facts, to_json
 
 
@@ -52,6 +54,50 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         read_facts(str(file))
     with pytest.raises(InputError, match="cannot read"):
         read_facts(str(tmp_path / "absent.json"))
+
+
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    10**9,
+    1 << 90,
+    -0.5,
+    1e-300,
+    1e300,
+    float("inf"),
+    float("nan"),
+    "",
+    "x" * 5000,
+    [],
+    {},
+)
+
+
+def leaves(data: Any) -> list[tuple[Any, Any]]:
+    """Every place in nested data, as what holds it and its key."""
+    found: list[tuple[Any, Any]] = []
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        found += [(data, key), *leaves(data[key])]
+    return found
+
+
+def test_any_other_file_is_refused_or_shown() -> None:
+    """Nothing else than InputError, whatever stands in one place."""
+    dice = random.Random(7)
+    refused = 0
+    for _ in range(150):
+        data: Any = json.loads(json.dumps(to_json(synthetic(3))))
+        holder, key = dice.choice(leaves(data["report"]))
+        holder[key] = dice.choice(VALUES)
+        try:
+            facts = from_json(data, "here")
+        except InputError:
+            refused += 1
+        else:
+            assert page(facts, facts).startswith("<!doctype html>")
+    assert 30 < refused < 150
 
 
 def test_missing_and_unknown_fields_are_refused() -> None:

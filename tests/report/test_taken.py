@@ -93,3 +93,15 @@ def test_sizes_of_data_are_told() -> None:
     (graph,) = facts_of(compiled).graphs
     assert graph.live_bytes == () and graph.intermediate_bytes is None
     assert "Sizes come from data." in compiled.report()
+
+
+def test_what_runs_in_a_loop_is_told() -> None:
+    def steps(x: torch.Tensor) -> torch.Tensor:
+        for k in range(120):
+            x = torch.softmax(x * (1 + k / 100), -1) @ x
+        return x
+
+    (graph,) = facts_of(tilewright.compile(steps, (torch.randn(80, 80),))).graphs
+    looped = [s.looped for s in graph.steps]
+    assert any(looped) and looped == sorted(looped) and not looped[0]
+    assert len(graph.live_bytes) == looped.count(False)

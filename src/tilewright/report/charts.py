@@ -153,7 +153,7 @@ def roofline(graph: GraphFacts) -> Plot | None:
         for k, s in _largest(graph)
         if s.flops and s.bytes_moved and s.seconds
     ]
-    if machine is None or not found:
+    if machine is None or not machine.bandwidth or not machine.flops or not found:
         return None
     total = graph.seconds
     ridge = machine.flops / machine.bandwidth

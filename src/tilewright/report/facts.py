@@ -14,7 +14,8 @@ class StepFacts:
 
     `how` is "generated", or whose code a call is ("own", a library's by "choice" or by "need"). `boundary` is one of
     the closed list of `plan.boundary` (empty for calls), `reason` the same in words. `kept` values stay on chip between
-    its ops, so many bytes of them. `source` is a number among the report's sources (None: a call)."""
+    its ops, so many bytes of them. `source` is a number among the report's sources (None: a call). What is `looped`
+    runs in each step of a loop, which is one call; its figures are those of one step."""
 
     name: str
     how: str
@@ -33,6 +34,7 @@ class StepFacts:
     notes: tuple[str, ...] = ()
     kept: int = 0
     kept_bytes: int = 0
+    looped: bool = False
 
     @property
     def is_kernel(self) -> bool:

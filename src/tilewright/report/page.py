@@ -6,6 +6,7 @@ its data from an element that no browser runs, and writes names as text alone; t
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import zlib
@@ -61,35 +62,20 @@ def page(facts: ReportFacts, against: ReportFacts | None = None) -> str:
 
 def rendered(template: str, data: Plain, **values: object) -> str:
     """A template with style in it, and a script with its data unless there is none."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=_finalized,
-    )
-    cast("dict[str, object]", environment.filters).update(
-        {
-            "size": texts.size,
-            "duration": texts.duration,
-            "count": texts.count,
-            "percent": texts.percent,
-            "ratio": texts.ratio,
-            "shortened": texts.shortened,
-        }
-    )
     style, script = _read(STYLE), None if data is None else "".join(map(_read, SCRIPT))
-    return environment.get_template(template).render(
-        style=style,
-        script=script,
-        policy=policy(style, script),
-        data=json_in_html(data),
-        most_ops=PAGE.max_ops_characters,
-        most_rows=PAGE.max_first_rows,
-        most_dots=PAGE.max_plot_steps,
-        **values,
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=style,
+            script=script,
+            policy=policy(style, script),
+            data=json_in_html(data),
+            most_ops=PAGE.max_ops_characters,
+            most_rows=PAGE.max_first_rows,
+            most_dots=PAGE.max_plot_steps,
+            **values,
+        )
     )
 
 
@@ -168,7 +154,7 @@ def _steps_data(g: GraphFacts) -> Iterator[Plain]:
             "name": s.name, "how": s.how, "ops": list(s.ops), "moved": s.bytes_moved, "bound": s.bytes_lower_bound,
             "flops": s.flops, "exps": s.exps, "modelled": s.modelled, "measured": s.measured, "ends": s.boundary,
             "reason": s.reason, "schedule": s.schedule, "source": s.source, "results": list(s.results),
-            "notes": list(s.notes), "kept": s.kept, "keptBytes": s.kept_bytes,
+            "notes": list(s.notes), "kept": s.kept, "keptBytes": s.kept_bytes, "looped": s.looped,
         }  # fmt: skip
 
 
@@ -185,6 +171,30 @@ def _clean(data: Plain) -> Plain:
     if isinstance(data, Sequence):
         return [_clean(v) for v in data]
     return data
+
+
+@functools.cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_finalized,
+    )
+    cast("dict[str, object]", found.filters).update(
+        {
+            "size": texts.size,
+            "duration": texts.duration,
+            "count": texts.count,
+            "percent": texts.percent,
+            "ratio": texts.ratio,
+            "shortened": texts.shortened,
+        }
+    )
+    return found
 
 
 def _read(name: str) -> str:

@@ -17,6 +17,8 @@ from .facts import ReportFacts
 
 FORMAT = 1
 """Raised when the meaning of a field changes; other numbers are refused."""
+_BEYOND = 1 << 80
+"""No count, size or time is as large; and sums of smaller ones are finite."""
 
 
 def to_json(facts: ReportFacts) -> dict[str, Any]:
@@ -33,7 +35,13 @@ def from_json(data: object, place: str) -> ReportFacts:
             "this is no report that this version can read", phase="report", place=place,
             hint="write one: `tilewright report MODEL --json FILE`",
         )  # fmt: skip
-    return cast(ReportFacts, _read(ReportFacts, known.get("report"), place))
+    facts = cast(ReportFacts, _read(ReportFacts, known.get("report"), place))
+    for graph in facts.graphs:
+        named = [n for e in graph.edges for n in (e.start, e.end) if n is not None]
+        sources = [s.source for s in graph.steps if s.source is not None]
+        if max(named, default=-1) >= len(graph.steps) or max(sources, default=-1) >= len(facts.sources):
+            raise InputError(f"{place} names steps or sources that it lacks", phase="report", place=place)
+    return facts
 
 
 def read_facts(path: str) -> ReportFacts:
@@ -67,8 +75,12 @@ def _read(of: Any, data: object, place: str) -> object:
         known, given = _fields(cast(type, of)), cast(Mapping[str, object], data)
         if known.keys() == given.keys():
             return cast(Any, of)(**{n: _read(t, given[n], f"{place}.{n}") for n, t in known.items()})
-    elif of is float and isinstance(data, int | float) and not isinstance(data, bool):
-        return float(data)
-    elif of in (str, int) and type(data) is of:
+    elif of is float and type(data) in (int, float):
+        if 0 <= cast(float, data) < _BEYOND:
+            return float(cast(float, data))
+    elif of is int and type(data) is int:
+        if 0 <= data < _BEYOND:
+            return data
+    elif of in (str, bool) and type(data) is of:
         return data
     raise InputError(f"{place} is not what a report has there", phase="report", place=place)

@@ -244,6 +244,7 @@ def _step(e: ExplainedStep, kept: Sequence[int], texts: SourceTexts) -> StepFact
         notes=() if kernel else tuple(call.refused),
         kept=len(kept),
         kept_bytes=sum(kept),
+        looped=e.step is None,
     )
 
 

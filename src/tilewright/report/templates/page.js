@@ -227,7 +227,8 @@ class View extends Drawing {
     const n = this.chosen, step = this.steps[n];
     pane.append(element("h3", "", step.name));
     const whose = { generated: "a generated kernel", own: "a routine of our own", choice: "a library call, as the faster way", need: "a library call, for lack of a kernel" };
-    pane.append(element("p", "muted", `number ${n}, ${whose[step.how] || step.how}`));
+    const looped = step.looped ? "; it runs in each step of a loop, and figures are for one step" : "";
+    pane.append(element("p", "muted", `number ${n}, ${whose[step.how] || step.how}${looped}`));
     this.describeFigures(pane, step, n);
     this.paragraph(pane, step.how === "generated" ? "Why it ends there" : "Why it is a call", step.ends && !step.reason.startsWith(step.ends) ? `${step.ends}. ` : "", step.reason, step.notes);
     this.tensors(pane, "Reads", this.reads[n], "start");
