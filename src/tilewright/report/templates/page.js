@@ -236,7 +236,7 @@ class View extends Drawing {
     if (!this.writes[n].length && step.results.length) this.paragraph(pane, "Makes", "", step.results.join(", "), []);
     this.paragraph(pane, "Ops", "", step.ops.join("  "), []);
     if (step.schedule) {
-      pane.append(element("h4", "", "Schedule"), element("pre", "", step.schedule));
+      pane.append(element("h4", "", "Schedule"), element("pre", "schedule", step.schedule));
     }
     if (step.source !== null) this.source(pane, step);
   }
