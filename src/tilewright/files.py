@@ -168,6 +168,7 @@ class FileWay:
         """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file."""
         self.module = module
         self.place = place
+        self.source = None
         self.title = os.path.basename(place) or "a model"
         self.device = device
         self.options = options
