@@ -3,7 +3,7 @@
 #   PYTHON=python3.12        another interpreter (3.11 or newer)
 #   PIP_ARGS="..."           extra arguments for pip, e.g. an index that has CPU builds of torch
 #   WORKERS=2                pytest processes
-#   ARGS="..."               further arguments for the demo or for pytest
+#   ARGS="..."               further arguments for the demo (--page writes a report of its models) or for pytest
 
 PYTHON ?= python3
 PIP_ARGS ?=

@@ -27,6 +27,7 @@ from benchmarks.bandwidth import Bandwidth, NoYardstick, Yardstick
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
 from tilewright.measure import PreparedContestant, Timing, Unavailable, Workload
+from tilewright.report.environment import environment
 
 SIZE = 64 << 20
 CACHED = (1 << 19, 1 << 20, 1 << 21, 1 << 22)
@@ -250,7 +251,7 @@ def figures(
 
 def table(kernels: Mapping[str, Facts], size: int, threads: int) -> Table:
     """One row per kernel."""
-    title = f"memory-bound kernels, {size >> 20} MiB, {threads} threads, {measure.environment()['cpu']}"
+    title = f"memory-bound kernels, {size >> 20} MiB, {threads} threads, {environment()['cpu']}"
     result = Table(title=title, title_justify="left")
     result.add_column("kernel", no_wrap=True)
     for column in (

@@ -21,6 +21,7 @@ from benchmarks.named import ZOO
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
 from tilewright.measure import PreparedContestant, Timing, Unavailable, Workload
+from tilewright.report.environment import environment
 
 OURS = "tilewright"
 
@@ -102,7 +103,7 @@ def geomeans(models: Mapping[str, Facts]) -> Facts:
 
 def table(models: Mapping[str, Facts], threads: int) -> Table:
     """One row per model and contestant."""
-    result = Table(title=f"fp32, {threads} threads, {measure.environment()['cpu']}", title_justify="left")
+    result = Table(title=f"fp32, {threads} threads, {environment()['cpu']}", title_justify="left")
     result.add_column("", no_wrap=True)
     for column in ("first call s", "median ms", "min ms", "p90 ms", "x eager", "x Inductor", "fp64 rule"):
         result.add_column(column, justify="right", no_wrap=True)

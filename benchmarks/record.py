@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tilewright import measure
+from tilewright.report.environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / ".models"
@@ -27,7 +27,7 @@ Facts = dict[str, Json]
 def provenance(threads: int) -> Facts:
     """Device, versions, threads and whether they wait passively, command, commit and date of a run."""
     return {
-        "environment": dict(measure.environment()),
+        "environment": dict(environment()),
         "threads": threads,
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
         "command": " ".join([Path(sys.executable).name, "-m", module_name(), *sys.argv[1:]]),

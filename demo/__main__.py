@@ -10,7 +10,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -21,11 +21,14 @@ from rich.console import Console
 
 try:
     importlib.import_module("tilewright.api")  # which peers can do without, and then run for minutes
+    import tilewright
     from demo import contest, ocr, search, weights
     from demo.contest import OURS, Job
     from demo.screen import Screen, screen
     from tilewright import measure
     from tilewright.measure import Call, Workload
+    from tilewright.report.taken import Reported
+    from tilewright.report.write import graphs_page
 except ImportError as missing:
     sys.exit(
         f"demo: Tilewright or a package that it needs cannot be imported: {missing}. `make demo` installs all"
@@ -217,6 +220,9 @@ class Demo:
     peers: Sequence[str]
     threads: int
     seconds: float
+    page: bool = False
+    """Whether a report of the models is written beside the annotated picture."""
+    graphs: list[Reported] = field(default_factory=list[Reported])
 
     def run(self) -> bool:
         """The whole demo; whether everything agrees."""
@@ -226,6 +232,8 @@ class Demo:
             weights.obtain(weights.SENTENCES, report=shown.say)
             parts, reading = self.read(folder, shown)
             sentences, tokenise, searching = self.search(shown)
+            if self.page:
+                tell(self.console, attempt("writing the page", self.write_page))
             jobs = self.contested([*parts, sentences], shown)
             compared = attempt(
                 "comparing", lambda: compare_reading(jobs[:-1], self.picture, folder, self.threads)
@@ -251,7 +259,7 @@ class Demo:
         shown.say("reading the picture once to learn the shapes")
         inputs = record_inputs(opened(self.picture), folder, self.threads)
         parts = [Workload(name, folder / PART_FILES[name], (x,)) for name, x in inputs.items()]
-        jobs = [contest.build(workload, (OURS,), self.threads, shown.say) for workload in parts]
+        jobs = [self.built(workload, shown) for workload in parts]
         shown.say("reading")
         verdict = attempt(
             "reading", lambda: judge_reading(jobs, self.picture, folder, self.out, self.threads)
@@ -265,11 +273,24 @@ class Demo:
         embedder, tokenise = search.load(weights.FOLDER / "sentences")
         tokens = tokenise(search.read_lines(HERE / "sentences.txt"))
         dims = {name: {0: "batch", 1: "length"} for name in ("ids", "mask")}
-        job = contest.build(Workload("sentences", embedder, tokens, dims), (OURS,), self.threads, shown.say)
+        job = self.built(Workload("sentences", embedder, tokens, dims), shown)
         shown.say("searching")
         verdict = attempt("searching", lambda: judge_search(job, tokenise, self.threads))
         tell(self.console, verdict)
         return job, tokenise, verdict
+
+    def built(self, workload: Workload, shown: Screen) -> Job:
+        """A workload with Tilewright alone, whose graphs are noted for the page."""
+        known = tilewright.compilations()
+        job = contest.build(workload, (OURS,), self.threads, shown.say)
+        self.graphs.extend(contest.graphs_of(job, known))
+        return job
+
+    def write_page(self) -> Verdict:
+        """The report of all models, beside the annotated picture."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        graphs_page("Tilewright demo", self.graphs, self.out / "report.html")
+        return Verdict((f"report page: {self.out / 'report.html'}",), True)
 
     def contested(self, jobs: Sequence[Job], shown: Screen) -> list[Job]:
         """The jobs with all peers beside Tilewright, which come last in no table."""
@@ -316,14 +337,15 @@ class Demo:
 )
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="default: as many as torch uses")
 @click.option("--seconds", type=click.FloatRange(min=0), default=1.5, help="timing per job and contestant")
-def main(picture: Path, out: Path, against: str, threads: int | None, seconds: float) -> None:
+@click.option("--page", is_flag=True, help="write a report page of the models, too")
+def main(picture: Path, out: Path, against: str, threads: int | None, seconds: float, page: bool) -> None:
     """Run the demo and exit with its verdict."""
     contest.quiet()
     warnings.filterwarnings("ignore")  # torch, its exporter and transformers warn about their own insides
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
         peers = [name for name in contest.NAMES if name != OURS and name in against.split(",")]
-        agrees = Demo(console, picture, out, peers, threads or torch.get_num_threads(), seconds).run()
+        agrees = Demo(console, picture, out, peers, threads or torch.get_num_threads(), seconds, page).run()
     except weights.WeightsError as error:
         console.print(str(error), style="red", markup=False)
         sys.exit(2)

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from tilewright import measure
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
+from tilewright.report.environment import environment
+from tilewright.report.taken import Reported
 
 NAMES: Mapping[str, str] = {
     "eager": "eager",
@@ -72,6 +74,15 @@ def build(workload: Workload, names: Sequence[str], threads: int, say: Say) -> J
     return Job(workload, contestants)
 
 
+def graphs_of(job: Job, known: Sequence[object]) -> list[Reported]:
+    """The graphs that were compiled since those that were `known`, under the name of a job."""
+    import tilewright
+
+    fresh = [c for c in tilewright.compilations() if all(c is not k for k in known)]
+    names = [job.workload.name, *(f"{job.workload.name} {n}" for n in range(2, len(fresh) + 1))]
+    return [Reported(name, graph) for name, graph in zip(names, fresh, strict=False)]
+
+
 def beside(peers: Job, ours: Job) -> Job:
     """One job of what two of the same workload hold."""
     return Job(peers.workload, {**peers.contestants, **ours.contestants})
@@ -86,7 +97,7 @@ def time_job(job: Job, threads: int, seconds: float, say: Say) -> dict[str, Timi
 def table(jobs: Sequence[tuple[Job, Mapping[str, Timing]]], threads: int) -> Table:
     """One table: a section per job, a row per contestant."""
     noun = "thread" if threads == 1 else "threads"
-    result = Table(title=f"CPU, fp32, {threads} {noun}, {measure.environment()['cpu']}", title_justify="left")
+    result = Table(title=f"CPU, fp32, {threads} {noun}, {environment()['cpu']}", title_justify="left")
     result.add_column("", no_wrap=True)
     for column in ("first call", "p50", "p90", "/ eager", "peak mem"):
         result.add_column(column, justify="right", no_wrap=True)

@@ -46,6 +46,7 @@ FRONTEND_ALLOWED: Mapping[str, str] = {
     "cli.command": "the help says which files it takes, and names a peer",
     "cli.model": "the suffix of a model file chooses the importer",
     "measure": "a peer's model format",
+    "report.environment": "names of packages",
 }
 MODEL_WORDS = re.compile(
     r"(?<![a-z])(bert|distilbert|roberta|llama|resnet|resnext|convnext|mobilenet|mobilevit|swin|minilm|gpt|h2o"
@@ -91,6 +92,8 @@ DEFINITIONS: Mapping[str, str] = {
     "lower.variants.ALIGNMENT": "what a variant promises; 16 bytes are the widest access",
     "lower.variants.NARROW_LIMIT": "the end of int32, less a block",
     "plan.portable.FORMAT": "the version of a file format",
+    "report.stored.FORMAT": "the version of a file format",
+    "report.stored._BEYOND": "larger than any figure",
     "rewrite.split.origins.MAX_ORIGIN": "half of the exponents of float32",
     "runtime.cpu.huge_pages.LARGE_PAGE_BYTES": "a fact of the machine: a large page",
     "runtime.call.held.UNSEEN": "a mark, no number",

@@ -12,12 +12,9 @@ import contextlib
 import copy
 import gc
 import importlib
-import importlib.metadata
 import math
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -465,25 +462,3 @@ def compare(
 
 def _bind(call: Call, inputs: tuple[torch.Tensor, ...]) -> Run:
     return lambda: call(*inputs)
-
-
-def environment() -> dict[str, str | int]:
-    """The machine and the versions behind a figure: CPU model, cores, system, Python and packages."""
-    facts: dict[str, str | int] = {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-    }
-    for package in ("tilewright", "torch", "onnxruntime", "onnx", "numpy", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            facts[package] = importlib.metadata.version(package)
-    return facts
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -355,13 +355,6 @@ def test_cells_and_json() -> None:
         "t",
     ]
     assert show.strict_json({"a": (float("nan"), Path("p"))}) == {"a": ["nan", "p"]}
-    assert [show.size(n) for n in (12, 2048, 5 << 20, 3 << 30, None)] == [
-        "12 B",
-        "2.0 KiB",
-        "5.0 MiB",
-        "3.00 GiB",
-        "-",
-    ]
 
 
 def test_tolerance() -> None:

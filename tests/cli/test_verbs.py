@@ -189,3 +189,46 @@ def test_a_cache_that_is_off_has_no_verbs(here: Path, monkeypatch: pytest.Monkey
 def test_every_help_has_examples(name: str) -> None:
     text = invoke(name, "--help").output
     assert f"  tilewright {name} " in text.partition("Examples:")[2] or f"  tilewright {name}\n" in text
+
+
+def test_report_writes_a_page_and_compares_with_an_earlier_run(here: Path) -> None:
+    facts = told("report", "verbs_net:make", "-o", "first.html")
+    (graph,) = facts["report"]["graphs"]  # type: ignore[index]
+    assert [s["name"] for s in graph["steps"]] == ["k0", "k1"] and all(
+        s["measured"] > 0 for s in graph["steps"]
+    )
+    (here / "before.json").write_text(json.dumps(facts))
+    again = invoke("report", "before.json", "--against", "before.json", "-o", "second.html")
+    assert again.exit_code == 0 and "report of 2 kernels and calls: second.html" in again.output
+    first, second = ((here / name).read_text() for name in ("first.html", "second.html"))
+    assert "verbs_net:make" in first and "Against verbs_net:make" not in first
+    assert "Against verbs_net:make" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("report", "verbs_net:make", "-o", "absent/page.html"), "cannot be written there"),
+        (("report", "verbs_net:make", "--against", "absent.json"), "cannot read a report"),
+        (("report", "absent.json"), "cannot read a report"),
+        (("bench", "verbs_net:make", "--html", "."), "cannot be written there"),
+        (("bench", "verbs_net:make", "--over", "batch"), "not sizes of a dim"),
+        (("bench", "verbs_net:make", "--over", "batch=0"), "not sizes of a dim"),
+        (("bench", "verbs_net:make", "--over", "batch=2"), "no input has a dim 'batch'"),
+    ],
+)
+def test_pages_that_cannot_be_are_refused_before_the_work(
+    here: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code != 0 and words in " ".join(result.stderr.split())
+    assert "generated" not in result.output
+
+
+def test_bench_writes_pages_with_throughput_over_sizes(here: Path) -> None:
+    dims = ("--dim", "x:0=rows", "--dim", "y:0=rows", "--over", "rows=4,2")
+    pages = ("--html", "bench.html", "--md", "bench.md")
+    facts = told("bench", "verbs_net:make", "--against", "none", "--seconds", "0.02", *dims, *pages)
+    assert list(facts["over"]["rates"]["tilewright"]) == ["2", "4"]  # type: ignore[index]
+    assert "Throughput over rows" in (here / "bench.html").read_text()
+    assert "| rows | tilewright |" in (here / "bench.md").read_text()

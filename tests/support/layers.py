@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("emit",),
     ("plan",),
-    ("runtime", "_build"),
+    ("runtime", "report", "_build"),
     ("pipeline",),
     ("measure", "peak_memory", "api", "files", "bisection", "cli"),
     ("__init__", "__main__"),

@@ -10,12 +10,18 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
+from tilewright.report.bench import BenchFacts, ContestantFacts, SweepFacts, bench_markdown, bench_page
+from tilewright.report.environment import environment, now
+from tilewright.report.records import Compiled
+from tilewright.report.texts import size
+from tilewright.report.write import check_writable, write
 from tilewright.tuning.search_limits import MEASUREMENT
 
+from .model import Model
 from .request import CommandRequest, ExitCode
-from .show import Cell, Json, size
+from .show import Cell, Json
+from .sizes import SizesOfDim, parse_over, shown
 from .work import (
-    Compiled,
     compile_for,
     phases_of,
     prepared,
@@ -57,12 +63,40 @@ def tolerance(ours: Sequence[Tensor], reference: Sequence[Tensor]) -> Tolerance:
     return Tolerance(absolute, relative)
 
 
-def bench_model(request: CommandRequest, against: str, seconds: float) -> int:
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What `bench` is asked besides the model: peers, seconds for each contestant, files for pages, and the sizes of a
+    dim over which throughput is measured (`batch=1,2,4`)."""
+
+    against: str
+    seconds: float
+    html: str | None = None
+    markdown: str | None = None
+    over: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOutcome:
+    """Who could run, how long calls took, who could not and why, and how far results agree with eager's."""
+
+    ready: Mapping[str, measure.PreparedContestant]
+    timings: Mapping[str, measure.Timing]
+    missing: Mapping[str, str]
+    agree: Mapping[str, Tolerance]
+
+
+def bench_model(request: CommandRequest, asked: BenchPlan) -> int:
     """Build, time and show all contestants. A peer that cannot run is a line, never a failure."""
-    names = _peers(against)
+    names, seconds = _peers(asked.against), asked.seconds
+    for path in (asked.html, asked.markdown):
+        if path is not None:
+            check_writable(path)
+    over = None if asked.over is None else parse_over(asked.over)
     threads = threads_of(request)
     with request.progress(f"loading {request.model}"):
         model, chosen = prepared(request)
+        if over is not None:
+            over.check(request, model)
         workload = measure.Workload(model.name, model.runnable, chosen.inputs)
     compiled: list[Compiled] = []
     refused: list[TilewrightError] = []
@@ -99,7 +133,10 @@ def bench_model(request: CommandRequest, against: str, seconds: float) -> int:
     entry = ready[OURS]
     phases = [*phases_of(compiled[-1]), ("first run", entry.first_call_seconds)]
     show_phases(request, phases, entry.build_seconds + entry.first_call_seconds)
-    _show(request, workload, ready, timings, missing, threads)
+    outcome = BenchOutcome(ready, timings, missing, _agreement(ready, workload, threads))
+    _show(request, outcome, threads)
+    sweep = None if over is None else _swept(request, model, outcome, over, workload, seconds)
+    _write_pages(request, asked, outcome, sweep, shown(model, workload.inputs))
     return ExitCode.OK
 
 
@@ -133,20 +170,12 @@ def _peers(against: str) -> list[str]:
     return names
 
 
-def _show(
-    request: CommandRequest,
-    workload: measure.Workload,
-    ready: Mapping[str, measure.PreparedContestant],
-    timings: Mapping[str, measure.Timing],
-    missing: Mapping[str, str],
-    threads: int,
-) -> None:
-    screen = request.screen
-    agree = _agreement(ready, workload, threads)
+def _show(request: CommandRequest, outcome: BenchOutcome, threads: int) -> None:
+    screen, timings, agree = request.screen, outcome.timings, outcome.agree
     rows: list[Sequence[Cell]] = []
     facts: list[Json] = []
     for name, timing in timings.items():
-        entry, summary = ready[name], timing.summary()
+        entry, summary = outcome.ready[name], timing.summary()
         factor = measure.ratio(timing, timings[OURS])
         memory = entry.peak_bytes
         build, first = entry.build_seconds, entry.first_call_seconds
@@ -182,13 +211,13 @@ def _show(
     latency = tuple(f"{key} ms" for key in LATENCY)
     columns = ("", "build s", "first call s", "throughput /s", *latency, "time / ours", "peak memory")
     screen.table(f"{threads} threads", (*columns, "tolerance against eager"), rows)
-    for name, reason in missing.items():
+    for name, reason in outcome.missing.items():
         screen.line(f"{name}: {reason}")
     for name, timing in timings.items():
         if timing.variation > MEASUREMENT.noisy_variation_ratio:
             screen.line(f"warning: {name} varies by {timing.variation:.0%}: a noisy machine", style="yellow")
-    screen.facts |= {"environment": measure.environment(), "threads": threads, "contestants": facts}
-    screen.facts["not_available"] = dict(missing)
+    screen.facts |= {"environment": environment(), "threads": threads, "contestants": facts}
+    screen.facts["not_available"] = dict(outcome.missing)
 
 
 def _agreement(
@@ -200,3 +229,82 @@ def _agreement(
     with measure.settings(threads):
         results = {name: each.call(*workload.inputs) for name, each in ready.items()}
     return {name: tolerance(result, results["eager"]) for name, result in results.items()}
+
+
+# --- throughput over a size -------------------------------------------------------
+
+
+def _swept(
+    request: CommandRequest,
+    model: Model,
+    outcome: BenchOutcome,
+    over: SizesOfDim,
+    workload: measure.Workload,
+    seconds: float,
+) -> SweepFacts:
+    """Items per second at each size; what a contestant refuses is left out."""
+    threads = threads_of(request)
+    rates: dict[str, list[tuple[int, float]]] = {name: [] for name in outcome.ready}
+    for number in over.sizes:
+        inputs = over.inputs(request, model, workload.inputs, number)
+        able: dict[str, measure.PreparedContestant] = {}
+        with request.progress(f"timing {over.dim} = {number}"):
+            for name, each in outcome.ready.items():
+                try:
+                    with measure.settings(threads):
+                        each.call(*inputs)
+                except Exception as error:  # noqa: BLE001 - a contestant's failure is a line, and the others go on
+                    request.screen.line(f"{name}: {over.dim} = {number}: {measure.one_line(error)}")
+                else:
+                    able[name] = each
+            timed = measure.compare(able, replace(workload, inputs=inputs), threads, seconds=seconds)
+        for name, timing in timed.items():
+            rates[name].append((number, number / timing.median))
+    sweep = SweepFacts(over.dim, tuple((name, tuple(found)) for name, found in rates.items()))
+    _show_sweep(request, sweep)
+    return sweep
+
+
+def _show_sweep(request: CommandRequest, sweep: SweepFacts) -> None:
+    found = {name: dict(rates) for name, rates in sweep.rates}
+    rows: list[Sequence[Cell]] = [(n, *(rates.get(n) for rates in found.values())) for n in sweep.sizes]
+    request.screen.table(f"{sweep.dim} per second", (sweep.dim, *found), rows)
+    request.screen.facts["over"] = {
+        "dim": sweep.dim,
+        "rates": {name: {str(n): rate for n, rate in rates.items()} for name, rates in found.items()},
+    }
+
+
+def _write_pages(
+    request: CommandRequest, asked: BenchPlan, outcome: BenchOutcome, sweep: SweepFacts | None, sizes: str
+) -> None:
+    """The same as files."""
+    contestants = tuple(
+        ContestantFacts(
+            name=name,
+            build=outcome.ready[name].build_seconds,
+            first_call=outcome.ready[name].first_call_seconds,
+            samples=timing.samples,
+            latency=tuple((key, timing.summary()[key] / 1e3) for key in LATENCY),
+            throughput=timing.throughput,
+            factor=measure.ratio(timing, outcome.timings[OURS]),
+            peak_bytes=outcome.ready[name].peak_bytes,
+            tolerance=str(outcome.agree.get(name, "-")),
+            coverage=outcome.ready[name].coverage,
+        )
+        for name, timing in outcome.timings.items()
+    )
+    facts = BenchFacts(
+        title=request.model,
+        made=now(),
+        sizes=sizes,
+        threads=threads_of(request),
+        environment=tuple((name, str(value)) for name, value in environment().items()),
+        contestants=contestants,
+        missing=tuple(outcome.missing.items()),
+        sweep=sweep,
+    )
+    for path, made in ((asked.html, bench_page), (asked.markdown, bench_markdown)):
+        if path is not None:
+            write(path, made(facts))
+            request.screen.line(f"written: {path}")

@@ -14,12 +14,13 @@ from tilewright import measure
 from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
 from tilewright.bisection import Bisection, Finding, bar, excess
 from tilewright.errors import InputError
+from tilewright.report.records import Compiled
 
 from . import training
 from .model import Model
 from .reproduction import CASE, FailedCheck, written
 from .request import CommandRequest, ExitCode
-from .work import Compiled, compile_for, prepared, threads_of
+from .work import compile_for, prepared, threads_of
 
 
 @dataclass(frozen=True, slots=True)

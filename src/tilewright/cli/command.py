@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from typing import Any
 
 import click
 
@@ -85,6 +86,7 @@ def run_(request: CommandRequest, save: str | None) -> int:
     examples=(
         "tilewright bench model.onnx --shape x=1x3x640x640 --against eager,inductor,onnxruntime",
         "tilewright bench pkg.mod:make --precision fp16 --device cuda --seconds 5",
+        "tilewright bench pkg.mod:make --dim x:0=batch --over batch=1,2,4,8 --html bench.html",
     ),
 )
 @click.option(
@@ -95,12 +97,19 @@ def run_(request: CommandRequest, save: str | None) -> int:
     help="Of eager,inductor,onnxruntime; or none.",
 )
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.0), help="Per contestant.")
+@click.option(
+    "--over",
+    metavar="DIM=A,B,C",
+    help="Throughput at these sizes of a dim that --dim or the file names, too.",
+)
+@click.option("--html", metavar="FILE", help="Write a page with plots of latencies and throughput.")
+@click.option("--md", "markdown", metavar="FILE", help="Write the tables as Markdown.")
 @verb
-def bench_(request: CommandRequest, against: str, seconds: float) -> int:
+def bench_(request: CommandRequest, **asked: Any) -> int:
     """Time MODEL beside its peers, taking turns with pauses."""
     from . import bench
 
-    return bench.bench_model(request, against, seconds)
+    return bench.bench_model(request, bench.BenchPlan(**asked))
 
 
 @cli.command(
@@ -144,6 +153,29 @@ def explain_(request: CommandRequest, everything: bool, timed: bool, source: boo
     from . import explain
 
     return explain.explain_model(request, everything=everything, timed=timed, source=source)
+
+
+@cli.command(
+    "report",
+    examples=(
+        "tilewright report model.onnx -o report.html",
+        "tilewright report pkg.mod:make --json before.json",
+        "tilewright report pkg.mod:make --against before.json",
+    ),
+)
+@click.option(
+    "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page, one file."
+)
+@click.option(
+    "--time/--no-time", "timed", default=True, help="Measure each kernel and call too (CPU).  [default: time]"
+)
+@click.option("--against", metavar="FILE", help="Compare with an earlier run, which --json wrote.")
+@verb
+def report_(request: CommandRequest, output: str, timed: bool, against: str | None) -> int:
+    """Write what `explain` shows, and more, as one HTML page that opens offline. MODEL may be the JSON of a report."""
+    from . import explain
+
+    return explain.report_model(request, output=output, timed=timed, against=against)
 
 
 @cli.command("env", examples=("tilewright env", "tilewright env --json environment.json"))

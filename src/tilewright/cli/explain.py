@@ -2,80 +2,66 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, fx
 
 from tilewright import measure
-from tilewright.capture.signature import Signature
 from tilewright.errors import InputError
-from tilewright.ir.graph import LibraryCall
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
-from tilewright.plan import CallStep, Plan
-from tilewright.runtime.plan.bound import copied_bytes, intermediate_bytes
+from tilewright.plan import Plan
+from tilewright.report.page import page
+from tilewright.report.records import CallRecord, Compiled, GraphWork, KernelRecord, result_of
+from tilewright.report.stored import read_facts, to_json
+from tilewright.report.taken import (
+    ExplainedStep,
+    explained_steps,
+    levels_of,
+    memory_of,
+    named_sizes,
+    regions_of,
+    report_facts,
+    reported,
+    size_texts,
+    sizes_of,
+    tilegraph_of,
+)
+from tilewright.report.texts import size
+from tilewright.report.write import check_writable, write
+from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
-from tilewright.tilegraph.connect import connect
-from tilewright.tilegraph.edge import TileGraph
-from tilewright.tilegraph.traffic import traffic
 from tilewright.tuning.search_limits import MEASUREMENT
 from tilewright.tuning.text_limits import TEXTS
 
 from .request import CommandRequest, ExitCode
-from .show import Cell, Json, size
+from .show import Cell, Json
 from .work import (
-    CallRecord,
-    Compiled,
-    GraphWork,
-    KernelRecord,
     call_facts,
     compiled_and_run,
     kernel_facts,
     microseconds,
     prepared,
-    result_of,
     show_compiled,
     threads_of,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedStep:
-    """One kernel or call in the order of execution, and the seconds that it took (None: not measured)."""
-
-    record: KernelRecord | CallRecord
-    is_kernel: bool
-    measured: float | None = None
-
-
 def explain_model(request: CommandRequest, *, everything: bool, timed: bool, source: bool) -> int:
     """`explain`: one table of kernels and calls, the bytes at each memory level, the regions that were chosen."""
-    clocks: dict[int, StepClock] = {}
-    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
-        model, chosen = prepared(request)
-        with _clocks(clocks if timed else None):
-            compiled, _ = compiled_and_run(request, model, chosen.inputs)
-        if timed:
-            if not clocks:
-                raise InputError(
-                    "only graphs on the CPU are timed",
-                    phase="cli",
-                    op="--time",
-                    hint="use `tilewright bench`",
-                )
-            _repeat(compiled, chosen.inputs, list(clocks.values()))
+    compiled, clocks = _compiled(request, timed)
+    if timed and not clocks:
+        raise InputError(
+            "only graphs on the CPU are timed", phase="cli", op="--time", hint="use `tilewright bench`"
+        )
     show_compiled(request, compiled)
     _show_sizes(request, compiled)
-    entries = [e for g in compiled.compilations for e in _entries(g, clocks.get(id(g)))]
+    entries = [e for g in compiled.compilations for e in explained_steps(g, clocks.get(id(g)))]
     _show_entries(request, entries, everything=everything, timed=timed)
     for graph in compiled.compilations:
         _show_memory(request, graph)
@@ -87,6 +73,36 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     if source:
         _show_source(request, kernels)
     return ExitCode.OK
+
+
+def report_model(request: CommandRequest, *, output: str, timed: bool, against: str | None) -> int:
+    """`report`: the same and more as one page. A MODEL that is the JSON of an earlier report is not compiled."""
+    check_writable(output)
+    earlier = None if against is None else read_facts(against)
+    if request.model.endswith(".json"):
+        facts = read_facts(request.model)
+    else:
+        compiled, clocks = _compiled(request, timed)
+        show_compiled(request, compiled)
+        graphs = reported(compiled.compilations, compiled.signature)
+        facts = report_facts(request.model, graphs, clocks)
+        request.screen.facts |= to_json(facts)
+    write(output, page(facts, earlier))
+    steps = sum(len(g.steps) for g in facts.graphs)
+    request.screen.line(f"report of {steps} kernels and calls: {output}")
+    return ExitCode.OK
+
+
+def _compiled(request: CommandRequest, timed: bool) -> tuple[Compiled, dict[int, StepClock]]:
+    """The model, compiled and run; with the clocks of the graphs whose steps were timed, by the identity of their
+    record."""
+    clocks: dict[int, StepClock] = {}
+    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
+        model, chosen = prepared(request)
+        with _clocks(clocks if timed else None):
+            compiled, _ = compiled_and_run(request, model, chosen.inputs)
+        _repeat(compiled, chosen.inputs, list(clocks.values()))
+    return compiled, clocks
 
 
 @contextmanager
@@ -112,47 +128,11 @@ def _clocks(found: dict[int, StepClock] | None) -> Generator[None]:
 
 def _repeat(compiled: Compiled, inputs: Sequence[Tensor], clocks: Sequence[StepClock]) -> None:
     """Calls that are counted, behind those that warm up."""
-    for rounds in (MEASUREMENT.step_warm_calls, MEASUREMENT.step_calls):
+    for rounds in (MEASUREMENT.step_warm_calls, MEASUREMENT.step_calls) if clocks else ():
         for clock in clocks:
             clock.forget()
         for _ in range(rounds):
             compiled(*inputs)
-
-
-def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
-    """Kernels and calls in the order of the cover; those of loops' bodies, which run within a call, behind."""
-    cover, plan = result_of(graph, "partition"), result_of(graph, "plan")
-    called = _called(plan) if isinstance(plan, Plan) else None
-    order: list[bool] = []
-    for step in cover.steps if isinstance(cover, Cover) else ():
-        if isinstance(step, Kernel):
-            order.append(True)
-        elif isinstance(step, LibraryStep) and step.op.call is not None:
-            if step.op.call.part is not None and called is not None and step.op.call not in called:
-                continue  # a kernel stores the lines where they belong
-            order.append(False)
-    kernels, calls = list(graph.kernels), list(graph.calls)
-    times = {
-        True: _seconds(clock and clock.launches, order.count(True)),
-        False: _seconds(clock and clock.called, order.count(False)),
-    }
-    found: list[ExplainedStep] = []
-    for is_kernel in order:
-        records: list[KernelRecord] | list[CallRecord] = kernels if is_kernel else calls
-        if records:
-            found.append(ExplainedStep(records.pop(0), is_kernel, times[is_kernel].pop(0)))
-    return [*found, *(ExplainedStep(k, True) for k in kernels), *(ExplainedStep(c, False) for c in calls)]
-
-
-def _called(plan: Plan) -> list[LibraryCall]:
-    return [s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
-
-
-def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float | None]:
-    """The median of each; nothing where the plan has other steps than the cover."""
-    if timed is None or len(timed) != count:
-        return [None] * count
-    return [statistics.median(seconds) if seconds else None for seconds in timed.values()]
 
 
 def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
@@ -161,16 +141,8 @@ def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
     for graph in compiled.compilations:
         for record in (*graph.kernels, *graph.calls):
             known |= record.sizes
-    signature = compiled.signature
-    named = {s.symbol: s for s in signature.sizes} if isinstance(signature, Signature) else {}
-    if named:  # torch also tells of symbols that it found equal to these
-        known = {symbol: number for symbol, number in known.items() if symbol in named}
-    texts: list[str] = []
-    for symbol, number in known.items():
-        s = named.get(symbol)
-        places = " ".join(f"{name}:{dim}" for name, dim in s.places) if s is not None else ""
-        name = symbol if s is None or s.name == symbol else f"{symbol} ({s.name})"
-        texts.append(f"{name} = {number}" + (f" at {places}" if places else ""))
+    known = named_sizes(known, compiled.signature)
+    texts = size_texts(known, compiled.signature)
     if texts:
         request.screen.line(f"figures are for {'; '.join(texts)}")
     request.screen.facts["figures_for"] = known
@@ -191,7 +163,7 @@ def _show_entries(
     if len(kept) < len(entries):
         title += f" (the {len(kept)} that cost most of {len(entries)}; --all shows all)"
     screen.table(title, columns, rows)
-    moved, bound = (sum(_bytes(e)[k] or 0 for e in entries) for k in (0, 1))
+    moved, bound = (sum(e.bytes[k] or 0 for e in entries) for k in (0, 1))
     count = sum(e.is_kernel for e in entries)
     screen.line(
         f"{count} kernels and {len(entries) - count} calls move {size(moved)}; lower bound {size(bound)}; "
@@ -206,12 +178,6 @@ def _show_entries(
     screen.facts["steps"] = [_facts(k, e, total) for k, e in enumerate(entries)]
 
 
-def _bytes(entry: ExplainedStep) -> tuple[int | None, int | None]:
-    """Bytes moved, and the least; a call moves each operand and result once."""
-    moved = entry.record.bytes_moved
-    return moved, cast(KernelRecord, entry.record).bytes_lower_bound if entry.is_kernel else moved
-
-
 def _why(entry: ExplainedStep) -> str:
     if entry.is_kernel:
         return cast(KernelRecord, entry.record).boundary.value
@@ -220,7 +186,7 @@ def _why(entry: ExplainedStep) -> str:
 
 def _row(k: int, entry: ExplainedStep, total: float, timed: bool) -> Sequence[Cell]:
     record = entry.record
-    moved, bound = _bytes(entry)
+    moved, bound = entry.bytes
     over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
     share = f"{record.seconds / total:.1%}" if record.seconds is not None and total else "-"
     measured: tuple[Cell, ...] = (None if entry.measured is None else entry.measured * 1e6,) if timed else ()
@@ -241,8 +207,7 @@ def _facts(k: int, entry: ExplainedStep, total: float) -> dict[str, Json]:
 
 def _show_memory(request: CommandRequest, graph: GraphWork) -> None:
     """What lives between kernels and calls."""
-    plan = result_of(graph, "plan")
-    needed = intermediate_bytes(plan, _sizes_of(graph)) if isinstance(plan, Plan) else None
+    needed = memory_of(graph)
     request.screen.line(f"intermediates take {size(needed)}")
     request.screen.facts["intermediate_bytes"] = needed
 
@@ -253,7 +218,7 @@ def _show_writes(request: CommandRequest, graph: GraphWork) -> None:
     writes = plan.writes if isinstance(plan, Plan) else ()
     if isinstance(plan, Plan) and writes:
         placed = sum(not why for _, why in writes)
-        copied = copied_bytes(plan, _sizes_of(graph))
+        copied = copied_bytes(plan, sizes_of(graph))
         request.screen.line(
             f"{placed} of {len(writes)} writes into inputs are in place; {size(copied)} are copied"
         )
@@ -262,46 +227,28 @@ def _show_writes(request: CommandRequest, graph: GraphWork) -> None:
     request.screen.facts["writes"] = [{"input": k, "copied": why or None} for k, why in writes]
 
 
-def _sizes_of(graph: GraphWork) -> Mapping[str, int]:
-    return next((record.sizes for record in (*graph.kernels, *graph.calls)), {})
-
-
-def tilegraph_of(graph: GraphWork) -> TileGraph | None:
-    """The tile-graph of what was compiled, without the bodies of loops; None if it has no cover. (Of a phase that ran
-    again, the last result counts.)"""
-    cover, schedules = result_of(graph, "partition"), result_of(graph, "schedule")
-    plan = result_of(graph, "plan")
-    if not isinstance(cover, Cover) or not isinstance(schedules, Sequence | None):
-        return None
-    known = cast(Sequence[Scheduled], schedules or ())
-    return connect(cover, known, plan.host if isinstance(plan, Plan) else ())
-
-
 def _show_levels(request: CommandRequest, graph: GraphWork) -> None:
     """At which level of memory edges are, and the bytes that move there."""
     found = tilegraph_of(graph)
     if found is None:
         return
-    try:
-        moved = traffic(found, _sizes_of(graph))
-    except KeyError:  # a size that comes from data
-        moved = {}
-    rows = [(level.name, len(found.at(level)), moved.get(level)) for level in found.levels()]
+    levels = levels_of(graph, found)
     request.screen.table(
-        "levels", ("level", "edges", "bytes moved"), [(name, n, size(b)) for name, n, b in rows]
+        "levels", ("level", "edges", "bytes moved"), [(x.name, x.edges, size(x.bytes_moved)) for x in levels]
     )
     on_chip = sum(e.on_chip for e in found.edges)
     request.screen.line(f"{on_chip} of {len(found.edges)} edges stay on chip")
-    request.screen.facts["levels"] = [{"level": name, "edges": n, "bytes_moved": b} for name, n, b in rows]
+    request.screen.facts["levels"] = [
+        {"level": x.name, "edges": x.edges, "bytes_moved": x.bytes_moved} for x in levels
+    ]
 
 
 def _show_regions(request: CommandRequest, graph: GraphWork) -> None:
     """What was decided about contractions whose large results are folded again."""
-    found = result_of(graph, "map")
-    regions = [str(region) for region in found.regions] if isinstance(found, ChosenRegions) else []
+    regions = regions_of(graph)
     for text in regions:
         request.screen.block(text)
-    request.screen.facts["regions"] = regions
+    request.screen.facts["regions"] = list(regions)
 
 
 def _show_source(request: CommandRequest, kernels: Sequence[KernelRecord]) -> None:

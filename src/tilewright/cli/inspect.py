@@ -13,11 +13,12 @@ from tilewright.options import Options
 from tilewright.pipeline.phases import check_phases
 from tilewright.pipeline.state import State
 from tilewright.plan.coverage import Coverage, coverage_of, is_counted, total
+from tilewright.report.texts import size
 from tilewright.runtime.call.model import CompiledModel
 
 from .model import Model
 from .request import CommandRequest, ExitCode
-from .show import Cell, Json, size
+from .show import Cell, Json
 from .sizes import Chosen
 from .work import options_of, prepared, target_of, threads_of
 

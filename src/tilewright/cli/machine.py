@@ -12,16 +12,17 @@ from pathlib import Path
 
 import torch
 
-from tilewright import measure
 from tilewright.errors import BuildError, InputError, TilewrightError
 from tilewright.options import PREFIX, Options
+from tilewright.report.environment import environment
+from tilewright.report.texts import size
 from tilewright.runtime.cpu.toolchain import find_compiler, host_target
 from tilewright.runtime.cuda.device import gpu_target, missing
 from tilewright.runtime.store.cache import default_root
 from tilewright.runtime.store.listing import StoreEntry, clear, entries
 
 from .request import ExitCode
-from .show import Cell, Json, Screen, size
+from .show import Cell, Json, Screen
 
 TELLING = ("CXX", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "TRITON_CACHE_DIR")
 """What else of the environment changes what we do."""
@@ -30,7 +31,7 @@ TELLING = ("CXX", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "TRIT
 def show_environment(screen: Screen) -> int:
     """`env`: a table, and the same as JSON."""
     facts: dict[str, Json] = {"compiler": _compiler(), **_processor(), "devices": _devices()}
-    facts |= {k: v for k, v in measure.environment().items() if k not in ("cores", "cpu")}
+    facts |= {k: v for k, v in environment().items() if k not in ("cores", "cpu")}
     for package in ("triton", "onnxruntime"):
         with suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
@@ -71,7 +72,7 @@ def _processor() -> dict[str, Json]:
     caches = ", ".join(f"{level.name} {size(level.capacity)}" for level in target.levels)
     wide = f"{target.name}, vectors of {target.vector_bytes} bytes"
     return {
-        "cpu": str(measure.environment()["cpu"]), "isa": wide, "cores": target.cores,
+        "cpu": str(environment()["cpu"]), "isa": wide, "cores": target.cores,
         "threads": torch.get_num_threads(), "levels": caches,
     }  # fmt: skip
 

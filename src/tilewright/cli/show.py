@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.progress import Event, told_to
+from tilewright.report.texts import printable
 from tilewright.tuning.text_limits import TEXTS
 
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
@@ -159,7 +160,7 @@ def _going_on(event: Event) -> str:
 
 def plain(text: str) -> Text:
     """Text that a terminal shows as it is: no markup, no control characters (names come from model files)."""
-    return Text("".join(c if c.isprintable() else "�" for c in text.expandtabs(4)))
+    return Text(printable(text.expandtabs(4)))
 
 
 def cell_text(cell: Cell) -> str:
@@ -186,14 +187,3 @@ def strict_json(value: object) -> Json:
     if isinstance(value, list | tuple):
         return [strict_json(each) for each in value]
     return str(value)
-
-
-def size(count: float | None) -> str:
-    """Bytes for people: `12.0 MiB`."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

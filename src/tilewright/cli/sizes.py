@@ -81,6 +81,57 @@ def dims_of(request: CommandRequest) -> dict[str, dict[int, DimRange]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class SizesOfDim:
+    """Sizes that a named dim takes one after the other."""
+
+    dim: str
+    sizes: tuple[int, ...]
+
+    def check(self, request: CommandRequest, model: Model) -> None:
+        """Raise InputError unless an input has the dim."""
+        if not self._places(request, model):
+            hint = f"name it: --dim {model.names[0] if model.names else 'x'}:0={self.dim}"
+            raise InputError(f"no input has a dim {self.dim!r}", phase="cli", op="--over", hint=hint)
+
+    def inputs(
+        self, request: CommandRequest, model: Model, inputs: Sequence[Tensor], number: int
+    ) -> tuple[Tensor, ...]:
+        """Inputs where the dim is `number`; random ones in place of those that have it."""
+        places = self._places(request, model)
+        generator = torch.Generator().manual_seed(request.seed)
+        found: list[Tensor] = []
+        for name, x in zip(model.names, inputs, strict=True):
+            shape = tuple(number if k in places.get(name, ()) else n for k, n in enumerate(x.shape))
+            made = x if name not in places else random_tensor(shape, x.dtype, generator).to(x.device)
+            found.append(made)
+        return tuple(found)
+
+    def _places(self, request: CommandRequest, model: Model) -> dict[str, set[int]]:
+        """The dims of inputs that have the name: as asked for, or as a file declares."""
+        found: dict[str, set[int]] = {}
+        for name, ranges in dims_of(request).items():
+            for k, entry in ranges.items():
+                if (entry if isinstance(entry, str) else entry[0]) == self.dim:
+                    found.setdefault(name, set()).add(k)
+        for spec in model.declared:
+            for k, size in enumerate(spec.dims or ()):
+                if size == self.dim:
+                    found.setdefault(spec.name, set()).add(k)
+        return found
+
+
+def parse_over(text: str) -> SizesOfDim:
+    """`batch=1,2,4`. Raises InputError."""
+    name, sign, numbers = text.partition("=")
+    sizes = [int(n) for n in numbers.split(",") if n.strip().isascii() and n.strip().isdecimal()]
+    if not sign or not name or len(sizes) != len(numbers.split(",")) or 0 in sizes:
+        raise InputError(
+            f"not sizes of a dim: {text!r}", phase="cli", op="--over", hint="write batch=1,2,4,8"
+        )
+    return SizesOfDim(name, tuple(sorted(set(sizes))))
+
+
 def choose(request: CommandRequest, model: Model) -> Chosen:
     """Inputs for a model. Raises InputError where none that we choose fit, naming all of them, and sizes that do."""
     asked = Asking.of(request, model)

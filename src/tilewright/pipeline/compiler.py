@@ -48,6 +48,7 @@ from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
+from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
 
 from .build import RefusedKernels, names_of, number_kernels
@@ -73,6 +74,8 @@ class Compilation:
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
     graphs: Graphs | None = None
+    machine: Target | None = None
+    """What kernels were generated for, if any were."""
 
     @property
     def trace(self) -> Trace:
@@ -187,7 +190,7 @@ def compile_fx(
         make = partial(executable, made, options, guards=guards, saves=first_saved(gm), kind=kind)
         runs = run("bind", make, _nothing)
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-        compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs)
+        compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs, made.machine)
         return _noted(gm, frozen or {}, runs, compilation, options)
 
 
@@ -299,7 +302,8 @@ def _reported(state: State) -> PlannedGraph:
             for r, k in zip(reports, kernels, strict=True)
         )
     calls = calls_of(state.cover, state.captured.ops, sizes, partial(_call_seconds, state))
-    return PlannedGraph(state.cover, state.plan, state.kernels.unit, reports, calls).beside(state.bodies)
+    planned = PlannedGraph(state.cover, state.plan, state.kernels.unit, reports, calls, machine=target)
+    return planned.beside(state.bodies)
 
 
 def _as_calls(asked: CompileRequest, graph: Graph) -> PlannedGraph:

@@ -37,6 +37,8 @@ class PlannedGraph:
     calls: tuple[CallReport, ...] = ()
     bodies: tuple[PlannedGraph, ...] = ()
     """Of loops."""
+    machine: Target | None = None
+    """What kernels were generated for."""
 
     def beside(self, found: Bodies[PlannedGraph]) -> PlannedGraph:
         """The same with what the bodies of loops became."""

@@ -26,7 +26,7 @@ class Figures:
 
     `bytes_moved` counts every operand and result once, of an operand the places that are asked for: what is read again
     comes from a core's own caches.
-    `flops` counts scalar operations of the bodies in units of one addition (see `ir.expr.Scalar.cost`), `exps`
+    `flops` counts scalar operations on data in units of one addition (see `ir.expr.Scalar.cost`), `exps`
     exponentials, with those that a mask makes needless: how many are left out is known when it runs."""
 
     name: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, cost, walk
+from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, axis, cost, walk
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.ir.sizes import dims
@@ -18,31 +18,42 @@ EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
 """Functions that take one exponential each."""
 
 
-def arithmetic(e: Expr) -> int:
-    """What an evaluation of `e` computes of data, in additions. What depends on places alone (which taps of a window
-    lie in the padding) is a matter of how it is computed, and so is choosing by it."""
-    found = 0
-    for x in walk(e):
-        if x.op in SCALARS and x.dtype is not i64 and _is_of_data(x):
-            found += 0 if x.op == "where" and not _is_of_data(x.args[0]) else SCALARS[x.op].cost
-    return found
-
-
-@lru_cache(1 << 14)
-def _is_of_data(e: Expr) -> bool:
-    return any(x.op == "read" for x in walk(e))
-
-
-def work_of(ops: Sequence[Op], counted: Callable[[Expr], int] = arithmetic) -> tuple[Expr, Expr]:
-    """Scalar operations (what is `counted` of a body) and exponentials of some ops."""
-    flops = exps = dims.ZERO
+def work_of(ops: Sequence[Op]) -> tuple[Expr, Expr]:
+    """Scalar operations on data, and exponentials, of some ops."""
+    exps = dims.ZERO
     for op in ops:
         if op.expr is not None:
-            each = sum(map(counted, op.expr.body)) + (op.expr.reduction is not None)
-            flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
             powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
             exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
-    return flops, exps
+    return _summed(ops, _on_data), exps
+
+
+def _summed(ops: Sequence[Op], each: Callable[[Expr], int]) -> Expr:
+    """The operations of all points of some ops, of which a body has `each`, and a reduction one more."""
+    total = dims.ZERO
+    for op in ops:
+        if op.expr is not None:
+            count = sum(map(each, op.expr.body)) + (op.expr.reduction is not None)
+            total = dims.add(total, dims.mul(op.expr.points(), dims.integer(count)))
+    return total
+
+
+@lru_cache(1 << 12)
+def _on_data(e: Expr) -> int:
+    """The same as `cost`, without what places alone decide: where a window leaves its input, or a mask its triangle."""
+    data: dict[Expr, bool] = {}
+    total = 0
+    for x in walk(e):
+        placed = x.op == "const" or isinstance(x.value, (Axis, Symbol))
+        data[x] = x.op == "read" or (any(data[a] for a in x.args) if x.args else not placed)
+        if (
+            data[x]
+            and not (x.op == "where" and not data[x.args[0]])
+            and x.op in SCALARS
+            and x.dtype is not i64
+        ):
+            total += SCALARS[x.op].cost
+    return total
 
 
 def bytes_of(values: Sequence[Value]) -> Expr:
@@ -119,7 +130,7 @@ class CoreTime:
         if not target.alone_seconds or not ops or any(op.expr is None for op in ops):
             return None
         shared = target.level(MemoryKind.L2) or target.device
-        flops, _ = work_of(ops, cost)
+        flops = _summed(ops, cost)  # instructions, with those that decide about places
         rates = (
             CPU_WORK.reached_peak_ratio * target.flops / target.cores,
             CPU_WORK.reached_peak_ratio * shared.bandwidth,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
@@ -250,3 +251,11 @@ class CompiledModel:
         """How each graph of it was compiled so far: coverage, trace, kernels and calls. (`tilewright.compilations()`
         has those of the whole process.)"""
         return self._way.compilations
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """All of that as one HTML page that opens offline: the graph, each kernel with its source and schedule, bytes
+        against bounds, memory, phases. Also written to a file, if a path is given. Raises InputError before anything
+        was compiled."""
+        from tilewright.report.write import model_page  # templates are read when somebody asks
+
+        return model_page(self._way.title, self.compilations, self.signature, path)

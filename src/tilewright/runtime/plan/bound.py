@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import prod
 
 import torch
@@ -161,20 +161,32 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
     besides); None where sizes come from data."""
     if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
         return None
+    align = KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes
+    return sum(allocate.pack(blocks, align)[1] for blocks in _held(plan, sizes, results=False))
+
+
+def live_bytes(plan: Plan, sizes: Mapping[str, Number], steps: int) -> tuple[int, ...] | None:
+    """Bytes of what a call has made and still holds while each of the `steps` of a cover runs, results among them; None
+    where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    change = [0] * (steps + 1)
+    for block in (block for blocks in _held(plan, sizes, results=True) for block in blocks):
+        change[min(block.start, steps)] += block.size
+        change[min(block.end, steps)] -= block.size
+    return tuple(accumulate(change))[:steps]
+
+
+def _held(plan: Plan, sizes: Mapping[str, Number], *, results: bool) -> list[list[allocate.Block]]:
+    """What lies between the kernels and calls of each segment, with what is returned or without it."""
     layouts = Layouts(plan, sizes)
-    total = 0
-    for place in range(len(plan.segments)):
-        mine = [(k, b) for k, b in enumerate(plan.buffers) if b.segment == place and b.source < 0]
-        blocks = [
-            allocate.Block(layouts.bytes_of(plan, k), b.start, b.end)
-            for k, b in mine
-            if b.home is Home.ARENA or b.home in (Home.LIBRARY, Home.OUTPUT) and k not in plan.outputs
-        ]
-        total += allocate.pack(
-            blocks,
-            KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
-        )[1]
-    return total
+    returned = {b for b in plan.outputs if isinstance(b, int)}
+    found: list[list[allocate.Block]] = [[] for _ in plan.segments]
+    for k, b in enumerate(plan.buffers):
+        own = b.home in (Home.LIBRARY, Home.OUTPUT) and (results or k not in returned)
+        if b.source < 0 and (b.home is Home.ARENA or own):
+            found[b.segment].append(allocate.Block(layouts.bytes_of(plan, k), b.start, b.end))
+    return found
 
 
 def copied_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
