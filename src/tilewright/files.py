@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
 from tilewright.capture.onnx import (
     Flat,
@@ -23,7 +24,7 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
-from tilewright.capture.signature import Signature, signature_of_program
+from tilewright.capture.signature import signature_of_program
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
@@ -243,6 +244,19 @@ class FileWay:
 
     def _ways(self) -> list[ProgramWay | Pieces | EagerRegion]:
         return [w for _, graphs in self._kinds for w in graphs.ways]
+
+    def program_ways(self) -> list[ProgramWay]:
+        """The graphs compiled so far, for typical sizes if there is none. Raises UnsupportedError where the model is
+        not made of whole graphs of tensors."""
+        self._typical()
+        found = [w for w in self._ways() if isinstance(w, ProgramWay)]
+        if self._nests or len(found) < len(self._ways()):
+            what = "inputs that are sequences" if self._nests else "control flow that depends on data"
+            raise UnsupportedError(
+                f"a model with {what} cannot be kept in an artifact yet", phase="save", place=self.place,
+                hint="compile the file where it runs (warm caches make that quick)",
+            )  # fmt: skip
+        return found
 
     def unchanged(self) -> bool:
         """A file's weights are its own."""

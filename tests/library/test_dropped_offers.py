@@ -118,7 +118,7 @@ def test_an_epilogue_that_fails_stays_apart(
     check(*net, compiled(*net))
 
 
-@pytest.mark.parametrize("form", [onednn._Conv, onednn._Linear])
+@pytest.mark.parametrize("form", [onednn.PackedConvolution, onednn.PackedLinear])
 def test_a_first_run_that_fails_is_done_by_the_program(
     form: type, net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 from torch import Tensor, fx
 
 from tilewright import measure
-from tilewright.capture.signature import Signature
+from tilewright.capture.described import Signature
 from tilewright.errors import InputError
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.options import Options

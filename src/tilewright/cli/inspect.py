@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tilewright import measure
-from tilewright.capture.signature import Signature, TensorInfo
+from tilewright.capture.described import Signature, TensorInfo
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.phases import check_phases

@@ -60,6 +60,16 @@ from .trace import PhaseRecorder, Trace
 LOG = logging.getLogger("tilewright")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedProgram:
+    """What the phases start from, for whoever wants to run them again."""
+
+    graph: Graph
+    shares: tuple[Share, ...]
+    traced: SizeHints
+    options: Options
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Compilation:
     """How one graph was compiled; prints as a line.
@@ -73,6 +83,8 @@ class Compilation:
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
     graphs: Graphs | None = None
+    captured: CapturedProgram | None = None
+    """None for what runs as it was captured."""
 
     @property
     def trace(self) -> Trace:
@@ -187,7 +199,10 @@ def compile_fx(
         make = partial(executable, made, options, guards=guards, saves=first_saved(gm), kind=kind)
         runs = run("bind", make, _nothing)
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-        compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs)
+        compilation = Compilation(
+            kind, made.coverage, run, made.kernels, made.calls, graphs,
+            CapturedProgram(graph, shares, traced, options),
+        )
         return _noted(gm, frozen or {}, runs, compilation, options)
 
 

@@ -19,7 +19,8 @@ from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
-from tilewright.capture.signature import Signature, signature_of_call
+from tilewright.capture.described import Signature
+from tilewright.capture.signature import signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver

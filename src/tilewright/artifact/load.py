@@ -1,0 +1,147 @@
+"""Reads an artifact: runs its plan as it is where its code is trusted and for this machine, else builds it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from tilewright.errors import ArtifactError, warn
+from tilewright.ir.text.values import Json
+from tilewright.options import Options
+from tilewright.pipeline.trace import PhaseRecorder
+from tilewright.runtime.call.call_form import ProgramCall
+from tilewright.runtime.call.model import CompiledModel
+from tilewright.runtime.cpu.kernels import NativeUnit
+from tilewright.runtime.cpu.native_plan import join
+from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target
+from tilewright.runtime.loops.native import loop_function
+from tilewright.runtime.own.product import ProductCalls
+from tilewright.runtime.plan.executable import Executable, Guards
+from tilewright.runtime.store.cache import ContentStore, default_root
+
+from . import container, machine, trust
+from .container import Container, Kind
+from .program import read_interface, read_plan
+from .reports import read_reports
+from .routines import Routines
+from .strict_json import damaged
+from .tensors import TensorReader
+from .way import LoadedGraph, LoadedWay
+
+
+def load(path: Path, *, trust_code: bool = False, rebuild: bool = True, options: Options | None = None) -> CompiledModel:
+    """The model of an artifact. Raises ArtifactError for a file that is damaged, and for one whose code nobody vouches
+    for or that is for another machine, unless it can be built again from the graph inside."""
+    given = options or Options.make()
+    run = PhaseRecorder()
+    file = run("read", lambda: container.read(path), _nothing)
+    own = trust.is_ours(file, given)
+    refused = "" if own or trust_code else "nobody vouches for the machine code in it"
+    facts = _Facts(file)
+    differs = [] if refused else machine.differences(facts.made, facts.target_facts)
+    if differs:
+        refused = f"it was made for {'; '.join(differs)}"
+    if not refused:
+        return CompiledModel(_Loader(file, facts, _merged(facts.options, given), run).way())
+    hint = "load it with trust=True if you trust who made it" if not differs else "make it again on this machine"
+    if not rebuild:
+        raise ArtifactError(refused, place=file.place, hint=hint)
+    warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
+    from .rebuild import rebuilt
+
+    return CompiledModel(rebuilt(file, facts.title, _merged(facts.options, given), trusted=own or trust_code))
+
+
+def _nothing(made: object) -> None:
+    """What is kept of a phase's result."""
+    del made
+
+
+class _Facts:
+    """What the header says, checked."""
+
+    def __init__(self, file: Container) -> None:
+        match file.facts:
+            case {
+                "title": str(title), "made": Mapping() as made, "options": Mapping() as options, "graphs": [*names],
+                "targets": [Mapping() as target, *_],
+            }:  # fmt: skip
+                pass
+            case _:
+                raise damaged("its header has other facts", file.place)
+        match target:
+            case {"facts": Mapping() as facts, "graphs": [*rows], "libraries": Mapping() as libraries}:
+                pass
+            case _:
+                raise damaged("its header tells a target otherwise", file.place)
+        if not names or len(rows) != len(names):
+            raise damaged("it has no graph", file.place)
+        self.title, self.made, self.options, self.target_facts = title, made, options, facts
+        self.libraries = libraries
+        self.rows: list[Mapping[str, Json]] = []
+        for name, row in zip(names, rows, strict=True):
+            match row:
+                case {"name": str(told), "unit": None | str()} if told == name:
+                    self.rows.append(row)
+                case _:
+                    raise damaged("its header tells a graph otherwise", file.place)
+        self.machine_name = str(facts.get("name"))
+        self.flags = tuple(str(f) for f in cast("list[str]", facts.get("flags") or []))
+
+
+def _merged(saved: Mapping[str, Json], here: Options) -> Options:
+    """The options of whoever saved, with the cache and the compiler of whoever loads."""
+    kept = {name: value for name, value in saved.items() if name in Options.__dataclass_fields__}
+    return Options.make({**kept, "cache": here.cache, "cache_dir": here.cache_dir, "compiler": here.compiler})
+
+
+class _Loader:
+    """Makes what runs, of a file that is trusted."""
+
+    def __init__(self, file: Container, facts: _Facts, options: Options, run: PhaseRecorder) -> None:
+        self.file, self.facts, self.options, self.run = file, facts, options, run
+        self.store = ContentStore(default_root(options))
+        self.tensors = TensorReader(file, file.text("tensors"))
+        self.routines = Routines(self._own)
+
+    def _own(self) -> ProductCalls:
+        return ProductCalls(host_target(), self.store, self.options)
+
+    def way(self) -> LoadedWay:
+        """All graphs."""
+        for identity, section in self.facts.libraries.items():
+            give_library(identity, self._library(str(section)))
+        graphs = [self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.facts.rows]
+        for graph in graphs:
+            graph.trace = self.run.trace
+        return LoadedWay(self.facts.title, graphs)
+
+    def _graph(self, name: str, unit: str | None) -> LoadedGraph:
+        file, place = self.file, f"{self.file.place}, graph {name}"
+        interface = self.run(
+            "read calls", lambda: read_interface(file.text(f"{name}.call"), self.tensors, self.routines, place), _nothing
+        )
+        text = f"{name}.plan.{self.facts.machine_name}"
+        plan, constants = self.run("read plan", lambda: read_plan(file.text(text), self.tensors, self.routines, place), _nothing)
+        built = None if unit is None else self.run("load", lambda: NativeUnit(self._library(unit), self.store, self.options), _nothing)
+        native = partial(join, native=lambda: loop_function(self.store, self.options))
+        executable = Executable(
+            plan, constants, built, guards=Guards(False, interface.conditions), join=native
+        )
+        call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
+        return LoadedGraph(interface, call, partial(read_reports, file, f"{name}.report"))
+
+    def _library(self, section: str) -> Path:
+        """Machine code as a file that can be loaded, which nobody else can change."""
+        data = self.file.tensor(section, Kind.LIBRARY).numpy()
+        make = getattr(os, "memfd_create", None)
+        if make is None:
+            entry = self.file.sections[section].sha256
+            return ContentStore(None).put(entry, {LIBRARY: data.tobytes()}) / LIBRARY
+        handle = make("tilewright", getattr(os, "MFD_CLOEXEC", 0))
+        with open(handle, "wb", closefd=False) as file:
+            file.write(memoryview(data))
+        return Path(f"/proc/{os.getpid()}/fd/{handle}")
