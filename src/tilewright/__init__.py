@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .options import Options
@@ -13,9 +16,23 @@ from .options import Options
 if TYPE_CHECKING:
     from tilewright.runtime.call.model import CompiledModel
 
-    from .api import backend, compilations, compile, reset, stats, synchronize
+    from tilewright.artifact.load import load
 
-__all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats", "synchronize"]
+    from .api import backend, compilations, compile, reset, stats, synchronize
+    from .keeping import save
+
+__all__ = [
+    "CompiledModel",
+    "Options",
+    "backend",
+    "compilations",
+    "compile",
+    "load",
+    "reset",
+    "save",
+    "stats",
+    "synchronize",
+]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -23,7 +40,9 @@ _HOME = {
     "backend": "tilewright.api",
     "compilations": "tilewright.api",
     "compile": "tilewright.api",
+    "load": "tilewright.artifact.load",
     "reset": "tilewright.api",
+    "save": "tilewright.keeping",
     "stats": "tilewright.api",
     "synchronize": "tilewright.api",
 }
@@ -34,8 +53,21 @@ def __dir__() -> list[str]:
     return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
 
 
+@contextmanager
+def _without_collector() -> Generator[None]:
+    """Without the cycle collector: modules live to the end, and a full collection looks at all that torch has made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> object:
     """What needs torch is imported when first used, so that the command line's help is quick."""
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        with _without_collector():
+            return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright.artifact import load as loading
 from tilewright.artifact.program import Interface
 from tilewright.artifact.save import SavedGraph
 from tilewright.artifact.save import save as write
@@ -33,7 +32,9 @@ def _graphs(way: object) -> list[SavedGraph]:
     match way:
         case ProgramWay():
             names = way.program.inputs
-            return [_graph(way, names, Interface(way.call.form, names, way.signature, way.program.conditions))]
+            return [
+                _graph(way, names, Interface(way.call.form, names, way.signature, way.program.conditions))
+            ]
         case FileWay():
             signature = way.signature
             assert signature is not None
@@ -49,8 +50,3 @@ def _graph(way: ProgramWay, names: Sequence[str], interface: Interface) -> Saved
     built = way.built
     assert isinstance(built, Compiled)
     return SavedGraph(interface, built)
-
-
-def load(path: str | os.PathLike[str], *, trust: bool = False, rebuild: bool = True) -> CompiledModel:
-    """The model that `save` kept. See `artifact.load`."""
-    return loading.load(Path(path), trust_code=trust, rebuild=rebuild)

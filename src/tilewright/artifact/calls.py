@@ -86,7 +86,9 @@ class CallWriter:
 
     def _refuse(self, x: object) -> Json:
         raise UnsupportedError(
-            f"{self._what} holds a {type(x).__name__}, which an artifact cannot hold", phase="save", op=self._what
+            f"{self._what} holds a {type(x).__name__}, which an artifact cannot hold",
+            phase="save",
+            op=self._what,
         )
 
     def _call(self, call: LibraryCall) -> Json:
@@ -170,7 +172,9 @@ class CallReader:
             case {"operator": str(name)}:
                 found = _OPERATORS.get(name)
             case {"routine": str(name), "fields": fields}:
-                found = self._routines.read(name, cast("Mapping[str, Any]", self._plain.read(fields)), self._function)
+                found = self._routines.read(
+                    name, cast("Mapping[str, Any]", self._plain.read(fields)), self._function
+                )
             case _:
                 pass
         if not isinstance(found, (OpOverload, BuiltinFunctionType, Routine)):
@@ -184,4 +188,3 @@ class CallReader:
 def _dtype(of: DType) -> Json:
     known = DTYPES.get(of.name) is of
     return {"type": of.name} if known else {"other type": [of.name, of.bytes, of.kind.value]}
-

@@ -33,7 +33,9 @@ def _check(plan: Plan, constants: Sequence[Tensor]) -> None:
     _within("buffer", (o for o in plan.outputs if isinstance(o, int)), len(plan.buffers))
     for k, spec in enumerate(plan.inputs):
         b = plan.arguments[k]
-        if isinstance(spec, Spec) and not (b >= 0 and plan.buffers[b].home is Home.INPUT and plan.buffers[b].index == k):
+        if isinstance(spec, Spec) and not (
+            b >= 0 and plan.buffers[b].home is Home.INPUT and plan.buffers[b].index == k
+        ):
             raise ValueError(f"input {k} has no buffer")
         if not isinstance(spec, Spec) and b != -1:
             raise ValueError(f"input {k} has a buffer")
@@ -52,7 +54,11 @@ def _check(plan: Plan, constants: Sequence[Tensor]) -> None:
 
 
 def _buffer(k: int, b: Buffer, plan: Plan, constants: Sequence[Tensor]) -> None:
-    if len(b.spec.shape) != len(b.spec.strides) or not 0 <= b.start <= b.end or not 0 <= b.segment < len(plan.segments):
+    if (
+        len(b.spec.shape) != len(b.spec.strides)
+        or not 0 <= b.start <= b.end
+        or not 0 <= b.segment < len(plan.segments)
+    ):
         raise ValueError(f"buffer b{k} has no such shape or life")
     if not -1 <= b.source < k or (b.home is Home.VIEW and b.source < 0):
         raise ValueError(f"buffer b{k} is a view of what is not there")

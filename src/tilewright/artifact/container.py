@@ -170,7 +170,10 @@ def write(
                 file.write(part.data)
     except OSError as error:
         raise InputError(
-            f"the artifact cannot be written: {error}", phase="save", place=str(path), hint="give a path in a folder that is yours"
+            f"the artifact cannot be written: {error}",
+            phase="save",
+            place=str(path),
+            hint="give a path in a folder that is yours",
         ) from error
 
 
@@ -192,17 +195,27 @@ def read(path: Path) -> Container:
         with regular(path, follow=True) as file:
             return _read(file, place, path.parent)
     except OSError as error:
-        raise ArtifactError(f"the artifact cannot be read: {error.strerror or error}", place=place, hint="give the path of a file that `tilewright compile MODEL -o FILE` made") from error
+        raise ArtifactError(
+            f"the artifact cannot be read: {error.strerror or error}",
+            place=place,
+            hint="give the path of a file that `tilewright compile MODEL -o FILE` made",
+        ) from error
 
 
 def _read(file: BinaryIO, place: str, folder: Path) -> Container:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-        raise ArtifactError("this is no artifact", place=place, hint="give a file that `tilewright compile MODEL -o FILE` made")
+        raise ArtifactError(
+            "this is no artifact",
+            place=place,
+            hint="give a file that `tilewright compile MODEL -o FILE` made",
+        )
     _, version, flags, length, sha, seal = _PREFIX.unpack(prefix)
     if version != VERSION or flags:
-        raise ArtifactError(f"the artifact has format {version}, this Tilewright reads {VERSION}", place=place, hint=CHANGED)
+        raise ArtifactError(
+            f"the artifact has format {version}, this Tilewright reads {VERSION}", place=place, hint=CHANGED
+        )
     if not 0 < length <= min(ARTIFACTS.max_header_bytes, size - _PREFIX.size):
         raise damaged(f"its header has {length} bytes", place)
     header = file.read(length)
@@ -308,7 +321,9 @@ def _beside(folder: Path, name: Json, sections: Sequence[Section], place: str) -
                 found[s.name] = _filled(file, s.size, place)
     except OSError as error:
         raise ArtifactError(
-            f"its weights cannot be read: {error.strerror or error}", place=str(folder / name), hint="keep the file of weights beside the artifact"
+            f"its weights cannot be read: {error.strerror or error}",
+            place=str(folder / name),
+            hint="keep the file of weights beside the artifact",
         ) from error
     _check_hashes(sections, found, str(folder / name))
     return found

@@ -22,7 +22,7 @@ from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 
-from . import container, machine, trust
+from . import container, machine, seals
 from .container import Container, Kind
 from .program import read_interface, read_plan
 from .reports import read_reports
@@ -32,27 +32,34 @@ from .tensors import TensorReader
 from .way import LoadedGraph, LoadedWay
 
 
-def load(path: Path, *, trust_code: bool = False, rebuild: bool = True, options: Options | None = None) -> CompiledModel:
+def load(
+    path: Path, *, trust: bool = False, rebuild: bool = True, options: Options | None = None
+) -> CompiledModel:
     """The model of an artifact. Raises ArtifactError for a file that is damaged, and for one whose code nobody vouches
     for or that is for another machine, unless it can be built again from the graph inside."""
     given = options or Options.make()
     run = PhaseRecorder()
-    file = run("read", lambda: container.read(path), _nothing)
-    own = trust.is_ours(file, given)
-    refused = "" if own or trust_code else "nobody vouches for the machine code in it"
+    file = run("read", lambda: container.read(Path(path)), _nothing)
+    own = seals.is_ours(file, given)
+    refused = "" if own or trust else "nobody vouches for the machine code in it"
     facts = _Facts(file)
     differs = [] if refused else machine.differences(facts.made, facts.target_facts)
     if differs:
         refused = f"it was made for {'; '.join(differs)}"
     if not refused:
         return CompiledModel(_Loader(file, facts, _merged(facts.options, given), run).way())
-    hint = "load it with trust=True if you trust who made it" if not differs else "make it again on this machine"
+    hint = (
+        "load it with trust=True if you trust who made it" if not differs else "make it again on this machine"
+    )
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
-    return CompiledModel(rebuilt(file, facts.title, _merged(facts.options, given), trusted=own or trust_code))
+    names = tuple(str(row["name"]) for row in facts.rows)
+    return CompiledModel(
+        rebuilt(file, facts.title, names, _merged(facts.options, given), trusted=own or trust)
+    )
 
 
 def _nothing(made: object) -> None:
@@ -122,11 +129,19 @@ class _Loader:
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"
         interface = self.run(
-            "read calls", lambda: read_interface(file.text(f"{name}.call"), self.tensors, self.routines, place), _nothing
+            "read calls",
+            lambda: read_interface(file.text(f"{name}.call"), self.tensors, self.routines, place),
+            _nothing,
         )
         text = f"{name}.plan.{self.facts.machine_name}"
-        plan, constants = self.run("read plan", lambda: read_plan(file.text(text), self.tensors, self.routines, place), _nothing)
-        built = None if unit is None else self.run("load", lambda: NativeUnit(self._library(unit), self.store, self.options), _nothing)
+        plan, constants = self.run(
+            "read plan", lambda: read_plan(file.text(text), self.tensors, self.routines, place), _nothing
+        )
+        built = (
+            None
+            if unit is None
+            else self.run("load", lambda: NativeUnit(self._library(unit), self.store, self.options), _nothing)
+        )
         native = partial(join, native=lambda: loop_function(self.store, self.options))
         executable = Executable(
             plan, constants, built, guards=Guards(False, interface.conditions), join=native

@@ -81,4 +81,6 @@ def libraries(flags: tuple[str, ...], options: Options, store: ContentStore) -> 
         (loops.SOURCE.read_text(encoding="utf-8"), ()),
         (own.source(), flags),
     ]
-    return {texts_identity([text], words): build_texts([text], words, store, options) for text, words in texts}
+    return {
+        texts_identity([text], words): build_texts([text], words, store, options) for text, words in texts
+    }

@@ -57,14 +57,21 @@ def write_interface(made: Interface, tensors: TensorWriter) -> Json:
     constants: list[Json] = []
     for k, value in form.constants.items():
         if not (value is None or type(value) in (bool, int, float, str)):
-            raise UnsupportedError(f"an argument was a {type(value).__name__} when it was compiled", phase="save")
+            raise UnsupportedError(
+                f"an argument was a {type(value).__name__} when it was compiled", phase="save"
+            )
         constants.append([k, writer.write(value)])
     return {
         "inputs": list(form.inputs),
-        "given": [[leaf, None if t is None else tensors.place(t, form.inputs[0] if form.inputs else "a weight")] for leaf, t in form.given],
+        "given": [
+            [leaf, None if t is None else tensors.place(t, form.inputs[0] if form.inputs else "a weight")]
+            for leaf, t in form.given
+        ],
         "takes": write_tree(form.in_spec, "the arguments"),
         "gives": write_tree(form.out_spec, "the result"),
-        "writes": [[k, t if isinstance(t, int) else {"tensor": _index(state, t)}] for k, t in form.writes.items()],
+        "writes": [
+            [k, t if isinstance(t, int) else {"tensor": _index(state, t)}] for k, t in form.writes.items()
+        ],
         "written": [[k, n] for k, n in form.written.items()],
         "constants": constants,
         "parameters": list(made.parameters),
@@ -83,9 +90,15 @@ def _refuse_shared(targets: Sequence[Tensor], state: Sequence[Tensor]) -> None:
     for t in targets:
         if not any(other is t for other in state):
             raise UnsupportedError("the program writes to a tensor that it does not read", phase="save")
-        sharing = [s for s in state if s is not t and s.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()]
+        sharing = [
+            s
+            for s in state
+            if s is not t and s.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
+        ]
         if sharing and t.numel():
-            raise UnsupportedError("two tensors that the program holds share memory that it writes to", phase="save")
+            raise UnsupportedError(
+                "two tensors that the program holds share memory that it writes to", phase="save"
+            )
 
 
 def read_interface(told: Json, tensors: TensorReader, routines: Routines, place: str) -> Interface:
@@ -106,22 +119,44 @@ def read_interface(told: Json, tensors: TensorReader, routines: Routines, place:
         raise damaged(f"{leaves} arguments have {len(inputs)} names", place)
     pairs = [_pair(x, place) for x in given]
     held = [t for _, t in pairs if t is not None]
-    targets = {t["tensor"] for _, t in (_two(x, place) for x in writes) if isinstance(t, Mapping) and set(t) == {"tensor"}}
+    targets = {
+        t["tensor"]
+        for _, t in (_two(x, place) for x in writes)
+        if isinstance(t, Mapping) and set(t) == {"tensor"}
+    }
     state = [tensors.own(t) if n in targets else tensors[t] for n, t in enumerate(held)]
     order = iter(state)
-    arguments = tuple((_number(k, leaves, place), None) if t is None else (None, next(order)) for k, t in pairs)
+    arguments = tuple(
+        (_number(k, leaves, place), None) if t is None else (None, next(order)) for k, t in pairs
+    )
     form = CallForm(
         _texts(inputs, place),
         arguments,
         in_spec,
         out_spec,
-        {_number(k, len(writes) + out_spec.num_leaves, place): _target(t, state, leaves, place) for k, t in (_two(x, place) for x in writes)},
-        {_number(k, len(writes) + out_spec.num_leaves, place): _number(n, len(writes) + out_spec.num_leaves, place) for k, n in (_two(x, place) for x in written)},
-        {_number(k, leaves, place): reader.read(v, None | bool | int | float | str) for k, v in (_two(x, place) for x in constants)},
+        {
+            _number(k, len(writes) + out_spec.num_leaves, place): _target(t, state, leaves, place)
+            for k, t in (_two(x, place) for x in writes)
+        },
+        {
+            _number(k, len(writes) + out_spec.num_leaves, place): _number(
+                n, len(writes) + out_spec.num_leaves, place
+            )
+            for k, n in (_two(x, place) for x in written)
+        },
+        {
+            _number(k, leaves, place): reader.read(v, None | bool | int | float | str)
+            for k, v in (_two(x, place) for x in constants)
+        },
     )
     if any(n not in form.writes or k in form.writes for k, n in form.written.items()):
         raise damaged("a result is written as another that is not", place)
-    return Interface(form, _texts(parameters, place), _read_signature(signature, place), reader.read(conditions, tuple[Expr, ...]))
+    return Interface(
+        form,
+        _texts(parameters, place),
+        _read_signature(signature, place),
+        reader.read(conditions, tuple[Expr, ...]),
+    )
 
 
 def _two(x: Json, place: str) -> tuple[Json, Json]:
@@ -164,11 +199,19 @@ def _target(t: Json, state: Sequence[Tensor], leaves: int, place: str) -> Tensor
 
 def _write_signature(s: Signature) -> Json:
     sizes: list[Json] = [[f.symbol, f.name, [[n, d] for n, d in f.places], f.low, f.high] for f in s.sizes]
-    return {"inputs": [_write_info(i) for i in s.inputs], "outputs": [_write_info(i) for i in s.outputs], "sizes": sizes}
+    return {
+        "inputs": [_write_info(i) for i in s.inputs],
+        "outputs": [_write_info(i) for i in s.outputs],
+        "sizes": sizes,
+    }
 
 
 def _write_info(i: TensorInfo) -> Json:
-    return [i.name, None if i.dtype is None else str(i.dtype).removeprefix("torch."), None if i.shape is None else list(i.shape)]
+    return [
+        i.name,
+        None if i.dtype is None else str(i.dtype).removeprefix("torch."),
+        None if i.shape is None else list(i.shape),
+    ]
 
 
 def _read_signature(told: Json, place: str) -> Signature:
@@ -186,8 +229,12 @@ def _read_info(told: Json, place: str) -> TensorInfo:
     match told:
         case [str(name), None | str() as kind, None as shape] | [str(name), None | str() as kind, [*shape]]:
             dtype = None if kind is None else getattr(torch, kind, None)
-            if (dtype is None or isinstance(dtype, torch.dtype)) and all(type(n) in (int, str) for n in shape or ()):
-                return TensorInfo(name, dtype, None if shape is None else tuple(cast("list[int | str]", shape)))
+            if (dtype is None or isinstance(dtype, torch.dtype)) and all(
+                type(n) in (int, str) for n in shape or ()
+            ):
+                return TensorInfo(
+                    name, dtype, None if shape is None else tuple(cast("list[int | str]", shape))
+                )
         case _:
             pass
     raise damaged(f"a tensor is told as {str(told)[:80]}", place)
@@ -215,7 +262,9 @@ def write_plan(plan: Plan, constants: Sequence[Tensor], tensors: TensorWriter) -
     return {"plan": body, "constants": held, "expressions": writer.rows}
 
 
-def read_plan(told: Json, tensors: TensorReader, routines: Routines, place: str) -> tuple[Plan, tuple[Tensor, ...]]:
+def read_plan(
+    told: Json, tensors: TensorReader, routines: Routines, place: str
+) -> tuple[Plan, tuple[Tensor, ...]]:
     """The plan that `write_plan` wrote, and its constants. Raises ArtifactError for other data."""
     match told:
         case {"plan": body, "constants": [*held], "expressions": rows} if len(told) == 3:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from tilewright.ir.text.values import Json
-from tilewright.pipeline.compiler import Compiled
 from tilewright.plan.boundary import Boundary
 from tilewright.plan.coverage import Coverage, Row
 from tilewright.plan.reports import CallReport, KernelReport
@@ -67,7 +66,18 @@ class SavedReports:
     calls: tuple[SavedCall, ...] = ()
 
 
-def write_reports(made: Compiled, parts: Parts, name: str) -> Json:
+class Reported(Protocol):
+    """A compiled graph, as far as it tells of itself."""
+
+    @property
+    def coverage(self) -> Coverage: ...
+    @property
+    def kernels(self) -> Sequence[KernelReport]: ...
+    @property
+    def calls(self) -> Sequence[CallReport]: ...
+
+
+def write_reports(made: Reported, parts: Parts, name: str) -> Json:
     """Reports as JSON; sources become sections."""
     return {
         "coverage": _coverage(made.coverage),
@@ -112,7 +122,9 @@ def read_reports(container: Container, section: str) -> SavedReports:
         )
         check_types(made, SavedReports)
     except (LookupError, TypeError, ValueError, AttributeError) as bad:
-        raise damaged(f"{type(bad).__name__}: {str(bad)[:200]}", f"{container.place}, section {section}") from bad
+        raise damaged(
+            f"{type(bad).__name__}: {str(bad)[:200]}", f"{container.place}, section {section}"
+        ) from bad
     return made
 
 
@@ -124,5 +136,3 @@ def _read_kernel(told: Mapping[str, Any], container: Container) -> SavedKernel:
 
 def _tuples(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {k: tuple(cast("Sequence[str]", v)) if k in names else v for k, v in told.items()}
-
-

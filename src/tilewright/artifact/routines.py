@@ -109,7 +109,11 @@ def _read_product(of: Routines, fields: Fields, inner: Inner) -> Routine:
     weight, bias, sizes, way = f["weight"], f["bias"], f["sizes"], NativeMethod(f["way"])
     window = None if f["window"] is None else ConvWindow(*[(a, b) for a, b in f["window"]])
     taps = weight[0, 0].numel() if weight.dim() > 2 else 1
-    if weight.dim() < 2 or sizes != (weight.shape[0], weight.shape[1], taps) or weight.dtype is not torch.float32:
+    if (
+        weight.dim() < 2
+        or sizes != (weight.shape[0], weight.shape[1], taps)
+        or weight.dtype is not torch.float32
+    ):
         raise ValueError(f"a weight {list(weight.shape)} for {sizes}")
     columns = -(-sizes[0] // of.owner.panel) * of.owner.panel
     if bias is not None and (bias.dtype is not torch.float32 or bias.shape != (columns,)):
@@ -147,7 +151,9 @@ def _write_convolution(r: PackedConvolution, inner: Inner) -> Fields:
     weight = r.weight.to_dense()
     if r.window.transposed:
         if r.window.groups > 1:
-            raise UnsupportedError("a transposed convolution in groups cannot be kept yet", phase="save", op="convolution")
+            raise UnsupportedError(
+                "a transposed convolution in groups cannot be kept yet", phase="save", op="convolution"
+            )
         weight = weight.transpose(0, 1).contiguous()
     window = dataclasses.astuple(r.window)
     return {
@@ -165,7 +171,14 @@ def _read_convolution(of: Routines, fields: Fields, inner: Inner) -> Routine:
     check_types(window, PackedWindow)
     packed = window.pack(f["weight"].contiguous(), f["size"])
     return PackedConvolution(
-        packed, f["bias"], window, f["wants"], f["strides"], _attribute(f["attribute"]), f["added"], tuple(f["size"])
+        packed,
+        f["bias"],
+        window,
+        f["wants"],
+        f["strides"],
+        _attribute(f["attribute"]),
+        f["added"],
+        tuple(f["size"]),
     )
 
 
@@ -210,7 +223,9 @@ def _plain_reader(kind: Callable[..., Routine]) -> Callable[[Routines, Fields, I
     return read
 
 
-_ROUTINES: Mapping[str, tuple[type, Callable[[Any, Inner], Fields], Callable[[Routines, Fields, Inner], Routine]]] = {
+_ROUTINES: Mapping[
+    str, tuple[type, Callable[[Any, Inner], Fields], Callable[[Routines, Fields, Inner], Routine]]
+] = {
     "own product": (FusedProduct, _write_product, _read_product),
     "own attention": (OwnAttention, _write_attention, _read_attention),
     "onednn linear": (PackedLinear, _write_linear, _read_linear),

@@ -19,8 +19,7 @@ from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import ContentStore, default_root
 
-from . import container, machine, trust
-from .calls import CallWriter
+from . import container, machine, seals
 from .container import Kind, Parts
 from .program import Interface, write_interface, write_plan
 from .reports import write_reports
@@ -65,7 +64,7 @@ def save(path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool =
         "targets": [{"facts": machine.facts_of(target), "graphs": rows, "libraries": libraries}],
     }
     weights = path.with_suffix(".safetensors") if beside else None
-    container.write(path, facts, parts, lambda head: trust.seal(head, options), beside=weights)
+    container.write(path, facts, parts, lambda head: seals.seal(head, options), beside=weights)
 
 
 def _checked(compiled: Compiled) -> tuple[Executable, CapturedProgram]:
@@ -82,7 +81,9 @@ def _checked(compiled: Compiled) -> tuple[Executable, CapturedProgram]:
         what = f"a graph on {executable.plan.device}"
     if what or not isinstance(executable, Executable) or made.captured is None:
         raise UnsupportedError(
-            f"{what} cannot be kept in an artifact yet", phase="save", hint="compile it for inference on the CPU"
+            f"{what} cannot be kept in an artifact yet",
+            phase="save",
+            hint="compile it for inference on the CPU",
         )
     return executable, made.captured
 
@@ -93,7 +94,9 @@ def _unit(executable: Executable, parts: Parts, name: str) -> Json:
     if unit is None:
         return None
     if not isinstance(unit, NativeUnit):
-        raise UnsupportedError("kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__)
+        raise UnsupportedError(
+            "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__
+        )
     return parts.add(Kind.LIBRARY, f"{name}.unit", unit.path.read_bytes())
 
 
@@ -102,13 +105,11 @@ def _graph(captured: CapturedProgram, tensors: TensorWriter) -> Json:
     text, held = write_graph(captured.graph)
     if not all(isinstance(x, Tensor) for x in held):
         return None
-    writer = CallWriter(tensors)
     return {
         "graph": text,
         "held": [tensors.place(x, "a constant of the program") for x in held if isinstance(x, Tensor)],
         "shares": [[s.kind.value, s.storage] for s in captured.shares],
         "traced": {name: int(n) for name, n in captured.traced.sizes.items()},
-        "placed": writer.rows,
     }
 
 

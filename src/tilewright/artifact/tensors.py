@@ -39,7 +39,11 @@ class TensorWriter:
             )  # fmt: skip
         t = t.detach().resolve_neg().resolve_conj().cpu()
         span = _span(t.shape, t.stride())
-        key = (t.data_ptr(), t.dtype, tuple(t.shape), t.stride()) if span else (t.dtype, tuple(t.shape), t.stride())
+        key = (
+            (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())
+            if span
+            else (t.dtype, tuple(t.shape), t.stride())
+        )
         known = self._places.get(key)
         if known is not None:
             return known
@@ -79,13 +83,20 @@ class TensorReader:
             case [str(section), str(kind), [*shape], [*strides]] if kind in _TYPES:
                 sizes, steps = _numbers(shape), _numbers(strides)
                 data = self._container.tensor(section, Kind.TENSOR)
-                if sizes is None or steps is None or len(sizes) != len(steps) or len(sizes) > ARTIFACTS.max_rank:
+                if (
+                    sizes is None
+                    or steps is None
+                    or len(sizes) != len(steps)
+                    or len(sizes) > ARTIFACTS.max_rank
+                ):
                     raise damaged(f"tensor {section} has no such shape", self._place)
                 count, span, dtype = 1, _span(sizes, steps), _TYPES[kind]
                 for n in sizes:
                     count *= n
                 if span * dtype.itemsize != data.numel() or count > MODEL_FILES.max_tensor_elements:
-                    raise damaged(f"tensor {section} has {data.numel()} bytes, which is not its shape", self._place)
+                    raise damaged(
+                        f"tensor {section} has {data.numel()} bytes, which is not its shape", self._place
+                    )
                 return data.view(dtype).as_strided(sizes, steps)
             case _:
                 raise damaged(f"there is no such tensor: {str(row)[:80]}", self._place)

@@ -46,7 +46,9 @@ def _tuple(parts: tuple[Any, ...]) -> Check:
         of = _check(parts[0])
         return lambda x: type(x) is tuple and all(map(of, x))
     each = [_check(p) for p in parts]
-    return lambda x: type(x) is tuple and len(x) == len(each) and all(c(v) for c, v in zip(each, x, strict=True))
+    return lambda x: (
+        type(x) is tuple and len(x) == len(each) and all(c(v) for c, v in zip(each, x, strict=True))
+    )
 
 
 def _class(of: type) -> Check:

@@ -111,7 +111,9 @@ class LoadedWay:
         """Itself. Raises InputError where the program writes to tensors of its own."""
         if any(isinstance(t, Tensor) for g in self.graphs for t in g.interface.form.writes.values()):
             raise InputError(
-                "a program that writes to tensors of its own cannot be copied", phase="input", hint="load it once more"
+                "a program that writes to tensors of its own cannot be copied",
+                phase="input",
+                hint="load it once more",
             )
         return self
 
@@ -132,7 +134,9 @@ class LoadedWay:
         )
         return result, graph.call.direct([places[id(x)] for x in leaves]) if plain else None
 
-    def _chosen(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[LoadedGraph, list[object]]:
+    def _chosen(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[LoadedGraph, list[object]]:
         refused: InputError | None = None
         for graph in self.graphs:
             try:

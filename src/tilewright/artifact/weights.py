@@ -1,6 +1,6 @@
 """A file of weights beside an artifact, in the form of safetensors, so that other programs read it too.
 
-    bytes of the header (8) | header: JSON, name -> type, shape, offsets behind the header | elements
+bytes of the header (8) | header: JSON, name -> type, shape, offsets behind the header | elements
 """
 
 from __future__ import annotations

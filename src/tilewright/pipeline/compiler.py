@@ -31,13 +31,15 @@ from tilewright.errors import (
     VerifyError,
     warn,
 )
+from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import keep_as_calls, library_cover
 from tilewright.options import Options
-from tilewright.plan import Home, Plan, build_plan
+from tilewright.plan import Home, Plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import Coverage
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.runtime.call.asked import tracing_ends
@@ -53,7 +55,7 @@ from tilewright.tuning.search_limits import BUILDING
 from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
-from .place import find_missing, machine_of, place_of
+from .place import DevicePlace, find_missing, machine_of, place_of
 from .state import CompileRequest, PlannedGraph, State
 from .trace import PhaseRecorder, Trace
 
@@ -200,10 +202,42 @@ def compile_fx(
         runs = run("bind", make, _nothing)
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
         compilation = Compilation(
-            kind, made.coverage, run, made.kernels, made.calls, graphs,
+            kind,
+            made.coverage,
+            run,
+            made.kernels,
+            made.calls,
+            graphs,
             CapturedProgram(graph, shares, traced, options),
         )
         return _noted(gm, frozen or {}, runs, compilation, options)
+
+
+def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = ()) -> Compiled:
+    """Compile a graph that was captured before, perhaps by another process, for inference on the CPU. Sizes must fulfil
+    the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError under
+    `strict`, and CompilerMissing if the compiler that the options name does not work."""
+    run, options = PhaseRecorder(), program.options
+    with without_collector(), no_python_dispatcher():
+        asked = CompileRequest(
+            run, options, DevicePlace("cpu"), program.shares, program.traced, _compile_body, False
+        )
+        try:
+            made = _generated(asked, program.graph)
+        except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+            if options.strict or isinstance(refused, CompilerMissing):
+                raise
+            warn(f"runs without generated code: {refused}", RuntimeWarning)
+            STATS.fallbacks += 1
+            made = _as_calls(asked, program.graph)
+    STATS.graphs += 1
+    runs = run(
+        "bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing
+    )
+    made_of = Compilation("inference", made.coverage, run, made.kernels, made.calls, None, program)
+    COMPILATIONS.add(runs, made_of)
+    LOG.info("%s", made_of)
+    return Compiled(runs, made_of)
 
 
 def _nothing(made: object) -> None:

@@ -18,7 +18,7 @@ from tilewright.library.select import drop_unread, select
 from tilewright.library.specialise import specialise
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
-from tilewright.plan import build_plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import coverage_of
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.algebra.diagonals import share_diagonals

@@ -218,6 +218,8 @@ class ArtifactLimits:
     """Sections of one file."""
     max_depth: int = 200
     """Levels to which values in JSON nest."""
+    max_expression_nodes: int = 1 << 14
+    """Parts of one expression in a file that nobody vouches for."""
     max_rank: int = 64
     """Dims of a tensor: torch has no more."""
     max_graphs: int = 64

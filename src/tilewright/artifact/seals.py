@@ -36,7 +36,9 @@ def seal(head: bytes, options: Options) -> bytes:
     path = key_path(options)
     key = _read_key(path) or _made_key(path)
     if key is None:
-        warn(f"no key can be kept at {path}: the artifact has no seal, and needs trust=True wherever it is loaded")
+        warn(
+            f"no key can be kept at {path}: the artifact has no seal, and needs trust=True wherever it is loaded"
+        )
         return NO_SEAL
     return hmac.digest(key, _PURPOSE + head, hashlib.sha256)
 
@@ -62,7 +64,9 @@ def _read_key(path: Path) -> bytes | None:
         with regular(path, follow=False) as file:
             found = os.fstat(file.fileno())
             foreign = os.name == "posix" and (
-                found.st_uid != os.getuid() or found.st_nlink != 1 or stat.S_IMODE(found.st_mode) & ~_USERS_ALONE
+                found.st_uid != os.getuid()
+                or found.st_nlink != 1
+                or stat.S_IMODE(found.st_mode) & ~_USERS_ALONE
             )
             key = b"" if foreign or found.st_size != _BYTES else file.read(_BYTES)
     except OSError:
