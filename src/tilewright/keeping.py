@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.artifact.program import Interface
 from tilewright.artifact.save import SavedGraph
 from tilewright.artifact.save import save as write
+from tilewright.artifact.way import LoadedWay
+from tilewright.capture.described import Signature
+from tilewright.capture.exported import exported
 from tilewright.pipeline.compiler import Compiled
+from tilewright.runtime.call.dynamic_dims import Naming
+from tilewright.runtime.call.dynamo import TracedWay
+from tilewright.runtime.call.export import export, parameters_of
 from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.model import CompiledModel
 
 from .errors import InputError, UnsupportedError
-from .files import FileWay
+from .files import FileWay, program_way
 
 
 def save(model: CompiledModel, path: str | os.PathLike[str], *, weights: str = "inside") -> None:
@@ -29,24 +36,43 @@ def save(model: CompiledModel, path: str | os.PathLike[str], *, weights: str = "
 
 
 def _graphs(way: object) -> list[SavedGraph]:
+    """Each graph of a compiled model, and how it is called."""
     match way:
+        case TracedWay():
+            program = exported(export(way.target, way.examples, way.naming))
+            options = way.session.options
+            count = len(way.examples[-1].spec.child(0).children()) if way.examples else 0
+            names = parameters_of(way.target, count)
+            made = program_way(program, options)
+            return [_graph(made, _named(made, names, way.naming), names)]
         case ProgramWay():
-            names = way.program.inputs
-            return [
-                _graph(way, names, Interface(way.call.form, names, way.signature, way.program.conditions))
-            ]
+            return [_graph(way, way.signature, way.program.inputs)]
         case FileWay():
-            signature = way.signature
+            ways, signature = way.program_ways(), way.signature
             assert signature is not None
-            return [
-                _graph(w, way.names, Interface(w.call.form, way.names, signature, w.program.conditions))
-                for w in way.program_ways()
-            ]
+            return [_graph(w, signature, way.names) for w in ways]
+        case LoadedWay():
+            raise UnsupportedError("this comes from an artifact", phase="save", hint="copy the file")
         case _:
-            raise UnsupportedError(f"{type(way).__name__} cannot be kept", phase="save")
+            raise UnsupportedError(f"a {type(way).__name__} cannot be kept", phase="save")
 
 
-def _graph(way: ProgramWay, names: Sequence[str], interface: Interface) -> SavedGraph:
+def _named(way: ProgramWay, names: Sequence[str], naming: Naming) -> Signature:
+    """The signature with the names that the user gave to inputs and dims."""
+    found = way.signature
+    if len(names) == len(found.inputs):
+        inputs = tuple(replace(t, name=n) for t, n in zip(found.inputs, names, strict=True))
+        new = {t.name: n for t, n in zip(found.inputs, names, strict=True)}
+        sizes = tuple(
+            replace(s, places=tuple((new.get(n, n), d) for n, d in s.places)) for s in found.sizes
+        )
+        found = replace(found, inputs=inputs, sizes=sizes)
+    ranks = {t.name: len(t.shape or ()) for t in found.inputs}
+    users = {(d.input, d.place + ranks.get(d.input, 0) if d.place < 0 else d.place): d.name for d in naming.dims}
+    return found.named(lambda name, dim: users.get((name, dim)))
+
+
+def _graph(way: ProgramWay, signature: Signature, names: Sequence[str]) -> SavedGraph:
     built = way.built
     assert isinstance(built, Compiled)
-    return SavedGraph(interface, built)
+    return SavedGraph(Interface(way.call.form, tuple(names), signature, way.program.conditions), built)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Routine
 from tilewright.ir.task import Attention
@@ -148,13 +147,11 @@ def _read_linear(of: Routines, fields: Fields, inner: Inner) -> Routine:
 
 
 def _write_convolution(r: PackedConvolution, inner: Inner) -> Fields:
-    weight = r.weight.to_dense()
-    if r.window.transposed:
-        if r.window.groups > 1:
-            raise UnsupportedError(
-                "a transposed convolution in groups cannot be kept yet", phase="save", op="convolution"
-            )
-        weight = weight.transpose(0, 1).contiguous()
+    weight, groups = r.weight.to_dense(), r.window.groups
+    if r.window.transposed:  # it is kept as [out, in / groups, ..]
+        made, inner, *kernel = weight.shape
+        weight = weight.reshape(groups, made // groups, inner, *kernel).transpose(1, 2)
+        weight = weight.reshape(groups * inner, made // groups, *kernel)
     window = dataclasses.astuple(r.window)
     return {
         "weight": weight, "bias": r.bias, "window": list(window), "wants": r.wants, "strides": r.strides,

@@ -32,14 +32,8 @@ def is_safe_op(function: object) -> bool:
     ones of torch's own that write into no operand."""
     if not isinstance(function, OpOverload):
         return any(function is f for f in _NUMBERS)
-    if function in TABLE:
-        return True
     schema, name = function._schema, function._opname
+    if schema.is_mutable or function.namespace not in _NAMESPACES or name in _REACHES_OUT:
+        return False
     plain = all(str(a.type) in _TYPES for a in schema.arguments)
-    return (
-        function.namespace in _NAMESPACES
-        and not name.startswith("_")
-        and name not in _REACHES_OUT
-        and not schema.is_mutable
-        and plain
-    )
+    return function in TABLE or (plain and not name.startswith("_"))
