@@ -20,7 +20,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from tilewright.analysis.runtime_checks import divisor, from_data, inside_of
+from tilewright.analysis.runtime_checks import from_data, inside_of
 from tilewright.capture.safe_ops import is_safe_op
 from tilewright.errors import ArtifactError
 from tilewright.ir import reduction as reductions
@@ -39,6 +39,7 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Origin, Value
+from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
@@ -48,6 +49,8 @@ from tilewright.tuning.input_limits import ARTIFACTS, MODELS
 
 _SYMBOL = re.compile(r"[su][0-9]{1,9}")
 _UNTOLD = re.compile(r"[^A-Za-z0-9_.:]")
+_ANY_NUMBER = (-(1 << 63), None)
+"""The range of a number that comes from data."""
 _DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 
@@ -82,7 +85,12 @@ class _Harmless:
             for s in (x.value for x in _nodes(e) if isinstance(x.value, Symbol)):
                 low, high = self._ranges.get(s.name, (s.low, s.high))
                 wide = None if high is None or s.high is None else max(high, s.high)
-                self._ranges[s.name] = min(low, s.low), wide
+                # Nothing divides by a size of 0 then. A call with such a size is refused.
+                self._ranges[s.name] = max(1, min(low, s.low)), wide
+
+        numbers = {n for op in graph.ops for n in _names(op.binds)}
+        for name in {n for op in graph.ops for v in op.outputs for n in _names(v.shape)} - numbers:
+            self._ranges.setdefault(name, (0, None))  # a size that a call tells
 
     def graph(self) -> Graph:
         """The graph, of the same meaning if it was an honest one."""
@@ -140,22 +148,14 @@ class _Harmless:
         """An expression with the symbols that inputs have."""
         for x in _nodes(e):
             _check_node(x)
-            if (
-                x.dtype is i64
-                and x.op in _DIVISIONS
-                and not from_data(x.args[1])
-                and not dims.at_least(x.args[1], 1)
-            ):
-                raise _Harmful(f"{x} may divide by zero")
-            zero = divisor(x)
-            if zero is not None and not from_data(zero):
-                raise _Harmful(f"{x} divides by zero")
-        return transform(e, self._renamed, self._memo)
+        made = transform(e, self._renamed, self._memo)
+        _check_divisions(made)
+        return made
 
     def _renamed(self, x: Expr) -> Expr | None:
         if not isinstance(x.value, Symbol):
             return None
-        return symbol(x.value.name, *self._ranges.get(x.value.name, (0, None)))
+        return symbol(x.value.name, *self._ranges.get(x.value.name, _ANY_NUMBER))
 
     def _op(self, op: Op) -> Op:
         inputs, outputs = tuple(map(self._value, op.inputs)), tuple(map(self._value, op.outputs))
@@ -188,10 +188,13 @@ class _Harmless:
         memo: dict[Expr, Expr] = {}
         body: list[Expr] = []
         for b in given.body:
-            self._expr(b)
+            for x in _nodes(b):
+                _check_node(x)
             if any(x.op == "axis" and x not in table for x in _nodes(b)):
                 raise _Harmful("an axis that is not declared")
-            body.append(_held_inside(transform(b, renamed, memo), inputs, ()))
+            made = transform(b, renamed, memo)
+            _check_divisions(made)
+            body.append(_held_inside(made, inputs, ()))
         return TensorExpr(
             tuple(new[a] for a in given.axes), tuple(body), tuple(new[a] for a in given.reduce), given.reduction,
             None if given.scan is None else new[given.scan],
@@ -238,6 +241,13 @@ class _Harmless:
                 return a
             case _:
                 raise _Harmful(f"a call is given a {type(a).__name__}")
+
+
+def _check_divisions(e: Expr) -> None:
+    """Raise _Harmful where a divisor may be zero. One that comes from data is tested when it runs."""
+    for x in walk(e):
+        if x.op in _DIVISIONS and not x.dtype.is_float and not from_data(x.args[1]) and not dims.at_least(x.args[1], 1):
+            raise _Harmful(f"{x} may divide by zero")
 
 
 def _held_inside(e: Expr, inputs: Sequence[Value], known: tuple[Expr, ...]) -> Expr:
@@ -293,11 +303,11 @@ def _check_node(x: Expr) -> None:
             good = rule is not None and rule.arity == len(x.args) and x.value in (None, OF_PROGRAM)
             good = good and _fits(x, rule.result if rule is not None else "")
     if not good:
-        raise _Harmful(f"{_name(x.op)} is no node of an expression")
+        raise _Harmful(f"{_name(x.op)} {_name(x.value)} is no node of an expression")
 
 
 def _is_size(s: Symbol) -> bool:
-    ends = type(s.low) is int and s.low >= 0 and (s.high is None or (type(s.high) is int and s.high >= s.low))
+    ends = type(s.low) is int and (s.high is None or (type(s.high) is int and s.high >= s.low))
     return type(s.name) is str and _SYMBOL.fullmatch(s.name) is not None and ends
 
 
@@ -323,6 +333,10 @@ def _sizes_of_inputs(graph: Graph) -> Iterable[Expr]:
         yield from v.shape if isinstance(v, Value) else (v,)
 
 
+def _names(sizes: Iterable[Expr]) -> Iterable[str]:
+    return [x.value.name for e in sizes for x in _nodes(e) if isinstance(x.value, Symbol)]
+
+
 def _declared() -> frozenset[Reduction]:
     """The reductions that captured graphs may have."""
     of_type: tuple[Callable[[DType], Reduction], ...] = (
@@ -332,6 +346,7 @@ def _declared() -> frozenset[Reduction]:
     numbers = [t for t in DTYPES.values()]
     found = [make_(t) for make_ in of_type for t in numbers]
     found += [f(t) for f in (reductions.moments, reductions.logsumexp) for t in (f32, DTYPES["f64"])]
+    found += [latest(t, better) for better in ("ge", "le") for t in numbers]
     return frozenset([*found, reductions.any_(), reductions.all_()])
 
 

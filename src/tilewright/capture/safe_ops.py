@@ -14,6 +14,8 @@ from .aten.registry import TABLE
 _NAMESPACES = frozenset({"aten", "prims"})
 _REACHES_OUT = frozenset({"from_file", "set_data", "is_pinned", "pin_memory", "_pin_memory"})
 """Ops that read or write something besides their operands."""
+_CHECKS = frozenset({"_assert_scalar", "_assert_tensor_metadata", "_assert_async"})
+"""Ops that only raise or do nothing."""
 _TYPES = frozenset({
     "Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]", "int", "SymInt", "float", "bool", "number",
     "str", "Device", "Optional[Device]", "Optional[str]", "Optional[int]", "Optional[float]", "Optional[bool]",
@@ -35,5 +37,7 @@ def is_safe_op(function: object) -> bool:
     schema, name = function._schema, function._opname
     if schema.is_mutable or function.namespace not in _NAMESPACES or name in _REACHES_OUT:
         return False
+    if name in _CHECKS:
+        return True
     plain = all(str(a.type) in _TYPES for a in schema.arguments)
     return function in TABLE or (plain and not name.startswith("_"))
