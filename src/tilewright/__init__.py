@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from .options import Options
 
 if TYPE_CHECKING:
-    from tilewright.runtime.call.model import CompiledModel
-
     from tilewright.artifact.load import load
+    from tilewright.runtime.call.model import CompiledModel
 
     from .api import backend, compilations, compile, reset, stats, synchronize
     from .keeping import save

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.artifact.program import Interface
 from tilewright.artifact.save import SavedGraph
 from tilewright.artifact.save import save as write
+from tilewright.artifact.text.program import Interface
 from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import exported
 from tilewright.pipeline.compiler import Compiled
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.dynamo import TracedWay
-from tilewright.runtime.call.export import export, parameters_of
 from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.model import CompiledModel
 
 from .errors import InputError, UnsupportedError
+from .export import export, parameters_of
 from .files import FileWay, program_way
 
 
@@ -63,12 +63,12 @@ def _named(way: ProgramWay, names: Sequence[str], naming: Naming) -> Signature:
     if len(names) == len(found.inputs):
         inputs = tuple(replace(t, name=n) for t, n in zip(found.inputs, names, strict=True))
         new = {t.name: n for t, n in zip(found.inputs, names, strict=True)}
-        sizes = tuple(
-            replace(s, places=tuple((new.get(n, n), d) for n, d in s.places)) for s in found.sizes
-        )
+        sizes = tuple(replace(s, places=tuple((new.get(n, n), d) for n, d in s.places)) for s in found.sizes)
         found = replace(found, inputs=inputs, sizes=sizes)
     ranks = {t.name: len(t.shape or ()) for t in found.inputs}
-    users = {(d.input, d.place + ranks.get(d.input, 0) if d.place < 0 else d.place): d.name for d in naming.dims}
+    users = {
+        (d.input, d.place + ranks.get(d.input, 0) if d.place < 0 else d.place): d.name for d in naming.dims
+    }
     return found.named(lambda name, dim: users.get((name, dim)))
 
 

@@ -13,7 +13,7 @@ that is not proved here or looked at when it runs:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -43,7 +43,7 @@ from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-from tilewright.pipeline.compiler import CapturedProgram
+from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import ARTIFACTS, MODELS
 
@@ -246,7 +246,12 @@ class _Harmless:
 def _check_divisions(e: Expr) -> None:
     """Raise _Harmful where a divisor may be zero. One that comes from data is tested when it runs."""
     for x in walk(e):
-        if x.op in _DIVISIONS and not x.dtype.is_float and not from_data(x.args[1]) and not dims.at_least(x.args[1], 1):
+        if (
+            x.op in _DIVISIONS
+            and not x.dtype.is_float
+            and not from_data(x.args[1])
+            and not dims.at_least(x.args[1], 1)
+        ):
             raise _Harmful(f"{x} may divide by zero")
 
 

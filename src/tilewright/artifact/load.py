@@ -6,8 +6,15 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+from tilewright.artifact.file import container, seals
+from tilewright.artifact.file.container import Container, Kind
+from tilewright.artifact.file.strict_json import damaged
+from tilewright.artifact.text.program import read_interface, read_plan
+from tilewright.artifact.text.reports import read_reports
+from tilewright.artifact.text.routines import Routines
+from tilewright.artifact.text.tensors import TensorReader
 from tilewright.errors import ArtifactError, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
@@ -22,14 +29,11 @@ from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 
-from . import container, machine, seals
-from .container import Container, Kind
-from .program import read_interface, read_plan
-from .reports import read_reports
-from .routines import Routines
-from .strict_json import damaged
-from .tensors import TensorReader
+from . import machine
 from .way import LoadedGraph, LoadedWay
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.state import CapturedProgram
 
 
 def load(
@@ -129,13 +133,15 @@ class _Loader:
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"
         interface = self.run(
-            "read calls",
+            "calls",
             lambda: read_interface(file.text(f"{name}.call"), self.tensors, self.routines, place),
             _nothing,
         )
         text = f"{name}.plan.{self.facts.machine_name}"
         plan, constants = self.run(
-            "read plan", lambda: read_plan(file.text(text), self.tensors, self.routines, place), _nothing
+            "plan",
+            lambda: read_plan(file.text(text), self.tensors, self.routines, place),
+            lambda made: made[0],
         )
         built = (
             None
@@ -147,7 +153,13 @@ class _Loader:
             plan, constants, built, guards=Guards(False, interface.conditions), join=native
         )
         call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
-        return LoadedGraph(interface, call, partial(read_reports, file, f"{name}.report"))
+        reports = partial(read_reports, file, f"{name}.report")
+        return LoadedGraph(interface, call, reports, partial(self._captured, name))
+
+    def _captured(self, name: str) -> CapturedProgram:
+        from tilewright.artifact.text.captured import read_captured
+
+        return read_captured(self.file, name, self.tensors, self.options)
 
     def _library(self, section: str) -> Path:
         """Machine code as a file that can be loaded, which nobody else can change."""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import ArtifactError, TilewrightError
-from tilewright.ir.graph import Graph, Share, Shares
-from tilewright.ir.text.graph import read_graph
-from tilewright.ir.text.values import Json
+from tilewright.artifact.file.container import Container
+from tilewright.artifact.file.strict_json import damaged
+from tilewright.artifact.text.captured import read_captured
+from tilewright.artifact.text.program import read_interface
+from tilewright.artifact.text.reports import SavedReports
+from tilewright.artifact.text.routines import Routines
+from tilewright.artifact.text.tensors import TensorReader
+from tilewright.errors import TilewrightError
 from tilewright.options import Options
-from tilewright.pipeline.compiler import CapturedProgram, compile_graph
+from tilewright.pipeline.compiler import compile_graph
 from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.executable import Executable
 
-from .container import Container
 from .foreign import harmless
-from .program import read_interface
-from .reports import SavedReports
-from .routines import Routines
-from .strict_json import damaged
-from .tensors import TensorReader
 from .way import LoadedGraph, LoadedWay
 
 
@@ -39,7 +34,7 @@ def _graph(
 ) -> LoadedGraph:
     place = f"{file.place}, graph {name}"
     interface = read_interface(file.text(f"{name}.call"), tensors, Routines(_nothing_of_ours), place)
-    program = captured(file, name, tensors, options)
+    program = read_captured(file, name, tensors, options)
     if not trusted:
         program = harmless(program, place)
     try:
@@ -55,50 +50,8 @@ def _graph(
         raise damaged("the graph gives other results than calls return", place)
     call = ProgramCall(interface.form, built.executable)  # pyright: ignore[reportArgumentType]
     told = SavedReports(built.coverage, built.kernels, built.calls)
-    return LoadedGraph(interface, call, lambda: told, built.trace)
+    return LoadedGraph(interface, call, lambda: told, lambda: program, built.trace)
 
 
 def _nothing_of_ours() -> ProductCalls:
     raise ValueError("a captured graph has no packed weights")
-
-
-def captured(file: Container, name: str, tensors: TensorReader, options: Options) -> CapturedProgram:
-    """The captured graph of an artifact. Raises ArtifactError where there is none, or another one than `save` writes."""
-    place = f"{file.place}, section {name}.graph"
-    match file.text(f"{name}.graph"):
-        case None:
-            raise ArtifactError(
-                "the graph in it calls what only the process that made it has", place=place,
-                hint="make it again on this machine",
-            )  # fmt: skip
-        case {
-            "graph": Mapping() as text,
-            "held": [*held],
-            "shares": [*shares],
-            "traced": Mapping() as traced,
-        } as told if len(told) == 4:
-            graph = _read(text, [tensors[k] for k in held], place)
-            sizes = {str(s): n for s, n in traced.items() if type(n) is int}
-            rows = [_share(s, place) for s in shares]
-            if len(rows) != len(graph.outputs) or len(sizes) < len(traced):
-                raise damaged("its outputs share otherwise", place)
-            return CapturedProgram(graph, tuple(rows), SizeHints(sizes), options)
-        case _:
-            raise damaged("its graph has other parts", place)
-
-
-def _read(text: Mapping[str, Json], held: list[object], place: str) -> Graph:
-    try:
-        graph = read_graph(text, held)
-        graph.verify()
-    except (TilewrightError, ValueError, AssertionError) as bad:
-        raise damaged(f"its graph: {bad}", place) from bad
-    return graph
-
-
-def _share(told: Json, place: str) -> Share:
-    match told:
-        case [int(kind), int(storage)] if 0 <= kind <= (Shares.INPUT | Shares.OUTPUT).value:
-            return Share(Shares(kind), storage)
-        case _:
-            raise damaged("its outputs share otherwise", place)

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
+from tilewright.artifact.file import container, seals
+from tilewright.artifact.file.container import Kind, Parts
+from tilewright.artifact.text.captured import write_captured
+from tilewright.artifact.text.program import Interface, write_interface, write_plan
+from tilewright.artifact.text.reports import write_reports
+from tilewright.artifact.text.tensors import TensorWriter
 from tilewright.errors import UnsupportedError
-from tilewright.ir.text.graph import write_graph
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
-from tilewright.pipeline.compiler import CapturedProgram, Compiled
+from tilewright.pipeline.compiler import Compiled
+from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import ContentStore, default_root
 
-from . import container, machine, seals
-from .container import Kind, Parts
-from .program import Interface, write_interface, write_plan
-from .reports import write_reports
-from .tensors import TensorWriter
+from . import machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ def save(path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool =
         name = f"g{k}"
         parts.text(f"{name}.call", write_interface(graph.interface, tensors))
         parts.text(f"{name}.plan.{target.name}", write_plan(executable.plan, executable.constants, tensors))
-        parts.text(f"{name}.graph", _graph(captured, tensors))
+        parts.text(f"{name}.graph", write_captured(captured, tensors))
         parts.text(f"{name}.report", write_reports(graph.compiled, parts, name))
         rows.append({"name": name, "unit": _unit(executable, parts, name)})
     natives = machine.libraries(target.compiler_flags, options, store)
@@ -98,19 +98,6 @@ def _unit(executable: Executable, parts: Parts, name: str) -> Json:
             "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__
         )
     return parts.add(Kind.LIBRARY, f"{name}.unit", unit.path.read_bytes())
-
-
-def _graph(captured: CapturedProgram, tensors: TensorWriter) -> Json:
-    """The captured graph, from which everything can be built again; None where it names what only this process has."""
-    text, held = write_graph(captured.graph)
-    if not all(isinstance(x, Tensor) for x in held):
-        return None
-    return {
-        "graph": text,
-        "held": [tensors.place(x, "a constant of the program") for x in held if isinstance(x, Tensor)],
-        "shares": [[s.kind.value, s.storage] for s in captured.shares],
-        "traced": {name: int(n) for name, n in captured.traced.sizes.items()},
-    }
 
 
 def _options(options: Options) -> Json:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tilewright.artifact.text.program import Interface
+from tilewright.artifact.text.reports import SavedReports
 from tilewright.capture.described import Signature
 from tilewright.errors import InputError
 from tilewright.pipeline.trace import Trace
@@ -16,8 +19,10 @@ from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.call.fast_path import Short
 
-from .program import Interface
-from .reports import SavedReports
+if TYPE_CHECKING:
+    from tilewright.pipeline.state import CapturedProgram
+
+    from .eager import EagerProgram
 
 
 @dataclass(eq=False)
@@ -27,6 +32,8 @@ class LoadedGraph:
     interface: Interface
     call: ProgramCall
     tell: Callable[[], SavedReports]
+    captured: Callable[[], CapturedProgram]
+    """Reads the graph that it was compiled from; raises ArtifactError where it is not kept."""
     trace: Trace = field(default_factory=Trace)
     kind: str = "inference"
     cuda_graphs: tuple[str, ...] = ()
@@ -106,6 +113,13 @@ class LoadedWay:
     def unchanged(self) -> bool:
         """Nothing outside can change it."""
         return True
+
+    def eager(self) -> EagerProgram:
+        """The first graph as torch runs it. Raises ArtifactError where it is not kept."""
+        from .eager import EagerProgram
+
+        graph = self.graphs[0]
+        return EagerProgram(graph.captured().graph, graph.interface.form)
 
     def copied(self, memo: dict[int, object]) -> LoadedWay:
         """Itself. Raises InputError where the program writes to tensors of its own."""

@@ -56,20 +56,10 @@ from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
 from .place import DevicePlace, find_missing, machine_of, place_of
-from .state import CompileRequest, PlannedGraph, State
+from .state import CapturedProgram, CompileRequest, PlannedGraph, State
 from .trace import PhaseRecorder, Trace
 
 LOG = logging.getLogger("tilewright")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CapturedProgram:
-    """What the phases start from, for whoever wants to run them again."""
-
-    graph: Graph
-    shares: tuple[Share, ...]
-    traced: SizeHints
-    options: Options
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -231,9 +221,7 @@ def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = ()) -> 
             STATS.fallbacks += 1
             made = _as_calls(asked, program.graph)
     STATS.graphs += 1
-    runs = run(
-        "bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing
-    )
+    runs = run("bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing)
     made_of = Compilation("inference", made.coverage, run, made.kernels, made.calls, None, program)
     COMPILATIONS.add(runs, made_of)
     LOG.info("%s", made_of)

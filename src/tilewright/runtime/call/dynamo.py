@@ -29,8 +29,7 @@ from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.input_limits import GRAPHS
 
 from .asked import asking
-from .dynamic_dims import Dim, Naming, by_name
-from .example import Example, example_of
+from .dynamic_dims import Dim, Example, Naming, by_name, example_of
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
 from .resized import sizes_changed, told

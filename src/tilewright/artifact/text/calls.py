@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch._ops import OpOverload
 
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import ArtifactError, TilewrightError, UnsupportedError
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.dtype import Kind as TypeKind
@@ -36,7 +37,6 @@ from tilewright.plan.data import (
 )
 
 from .routines import Raw, Routines, name_of, written
-from .strict_json import damaged
 from .tensors import TensorReader, TensorWriter
 from .typed import check_types
 

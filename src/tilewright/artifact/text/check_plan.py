@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import VerifyError
 from tilewright.ir.graph import Operand, symbols_in
 from tilewright.ir.sizes import dims
 from tilewright.plan.bind import check_bound
 from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, Spec, View
 from tilewright.runtime.plan.tensors import torch_dtype
-
-from .strict_json import damaged
 
 
 def check_plan(plan: Plan, constants: Sequence[Tensor], place: str) -> None:

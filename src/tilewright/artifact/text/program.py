@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.capture.described import FreeSize, Signature, TensorInfo
 from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
@@ -20,7 +21,6 @@ from tilewright.runtime.call.call_form import CallForm
 from .calls import CallReader, CallWriter
 from .check_plan import check_plan
 from .routines import Routines
-from .strict_json import damaged
 from .tensors import TensorReader, TensorWriter
 from .trees import read_tree, write_tree
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
+from tilewright.artifact.file.container import Container, Kind, Parts
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.ir.text.values import Json
 from tilewright.plan.boundary import Boundary
 from tilewright.plan.coverage import Coverage, Row
 from tilewright.plan.reports import CallReport, KernelReport
 
-from .container import Container, Kind, Parts
-from .strict_json import damaged
 from .typed import check_types
 
 

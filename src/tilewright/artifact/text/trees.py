@@ -7,10 +7,9 @@ from typing import cast
 
 from torch.utils import _pytree as pytree
 
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import UnsupportedError
 from tilewright.ir.text.values import Json
-
-from .strict_json import damaged
 
 LEAF = "leaf"
 

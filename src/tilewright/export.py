@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.runtime.call.dynamic_dims import Dim, Example, Naming, TensorLike, by_name
 
-from .dynamic_dims import Dim, Naming, by_name
-from .example import Example, TensorLike
+from .errors import InputError, UnsupportedError
 
 Place = tuple[int, int]
 """Number of a flat argument and number of its dim."""
@@ -42,7 +41,9 @@ def export(
         raise UnsupportedError("inputs that are no plain tensors cannot be kept", phase="save")
     free = _free_dims(target, examples, naming)
     leaves = [
-        x.make([max(2, n) if (k, d) in free else n for d, n in enumerate(x.shape)]) if isinstance(x, TensorLike) else x
+        x.make([max(2, n) if (k, d) in free else n for d, n in enumerate(x.shape)])
+        if isinstance(x, TensorLike)
+        else x
         for k, x in enumerate(last.leaves)
     ]
     args, kwargs = pytree.tree_unflatten(leaves, last.spec)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tilewright.artifact.file.container import Container, Kind, Parts
+from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.text.values import Json
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES
-
-from .container import Container, Kind, Parts
-from .strict_json import damaged
 
 _TYPES = {name: torch_dtype(t) for name, t in DTYPES.items()}
 _NAMES = {t: name for name, t in _TYPES.items()}
