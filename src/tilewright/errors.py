@@ -84,7 +84,7 @@ class ModelError(TilewrightError):
 
 
 class ArtifactError(TilewrightError):
-    """An artifact that is not used: damaged, changed, for another machine or version, or code that nobody vouches for."""
+    """An artifact that is not used: damaged, for another machine or version, or code that nobody vouches for."""
 
     def __init__(self, message: str, *, op: str = "", place: str = "", hint: str = "") -> None:
         super().__init__(message, phase="load", op=op, place=place, hint=hint)

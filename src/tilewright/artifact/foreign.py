@@ -348,7 +348,7 @@ def _declared() -> frozenset[Reduction]:
         reductions.sum_, reductions.product, reductions.maximum, reductions.minimum, reductions.argmax,
         reductions.argmin,
     )  # fmt: skip
-    numbers = [t for t in DTYPES.values()]
+    numbers = list(DTYPES.values())
     found = [make_(t) for make_ in of_type for t in numbers]
     found += [f(t) for f in (reductions.moments, reductions.logsumexp) for t in (f32, DTYPES["f64"])]
     found += [latest(t, better) for better in ("ge", "le") for t in numbers]

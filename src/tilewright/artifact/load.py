@@ -62,7 +62,9 @@ def load(
 
     names = tuple(str(row["name"]) for row in facts.rows)
     return CompiledModel(
-        rebuilt(file, facts.title, names, _merged(facts.options, given), trusted=own or trust)
+        rebuilt(
+            file, facts.title, names, _merged(facts.options, given), trusted=own or trust, origin=facts.origin
+        )
     )
 
 
@@ -100,6 +102,7 @@ class _Facts:
                 case _:
                     raise damaged("its header tells a graph otherwise", file.place)
         self.machine_name = str(facts.get("name"))
+        self.origin = f"made by tilewright {made.get('tilewright')} with torch {made.get('torch')} for {self.machine_name}"
         self.flags = tuple(str(f) for f in cast("list[str]", facts.get("flags") or []))
 
 
@@ -128,7 +131,7 @@ class _Loader:
         graphs = [self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.facts.rows]
         for graph in graphs:
             graph.trace = self.run.trace
-        return LoadedWay(self.facts.title, graphs)
+        return LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
 
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"

@@ -74,7 +74,7 @@ def differences(made: Mapping[str, Json], target: Mapping[str, Json]) -> list[st
 
 
 def libraries(flags: tuple[str, ...], options: Options, store: ContentStore) -> dict[str, Path]:
-    """The libraries that every plan on a CPU may need, by what they are built from. Raises what `build_texts` raises."""
+    """What every plan on a CPU may need, by what it is built from. Raises what `build_texts` raises."""
     texts: list[tuple[str, tuple[str, ...]]] = [
         (pool.source(), ()),
         (kernels.launcher_text(), ()),

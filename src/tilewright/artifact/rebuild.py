@@ -21,12 +21,13 @@ from .way import LoadedGraph, LoadedWay
 
 
 def rebuilt(
-    file: Container, title: str, names: tuple[str, ...], options: Options, *, trusted: bool
+    file: Container, title: str, names: tuple[str, ...], options: Options, *, trusted: bool, origin: str
 ) -> LoadedWay:
     """A model of the graphs in a file. Of one that is not `trusted`, only what is proved harmless is built. Raises
     ArtifactError where a graph is not kept, or is not harmless."""
     tensors = TensorReader(file, file.text("tensors"))
-    return LoadedWay(title, [_graph(file, name, tensors, options, trusted=trusted) for name in names])
+    graphs = [_graph(file, name, tensors, options, trusted=trusted) for name in names]
+    return LoadedWay(title, graphs, f"{origin}; built again from the graph inside")
 
 
 def _graph(

@@ -18,6 +18,8 @@ from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.call.fast_path import Short
+from tilewright.runtime.plan.clocked import StepClock, clocked
+from tilewright.runtime.plan.executable import Executable
 
 if TYPE_CHECKING:
     from tilewright.pipeline.state import CapturedProgram
@@ -43,6 +45,13 @@ class LoadedGraph:
         """Coverage, kernels and calls."""
         return self.tell()
 
+    def clocked(self) -> StepClock:
+        """From now on, a clock around each step."""
+        assert isinstance(self.call.executable, Executable)
+        runs, clock = clocked(self.call.executable)
+        self.call = ProgramCall(self.interface.form, runs)
+        return clock
+
     @property
     def coverage(self) -> Coverage:
         """As it was when it was compiled."""
@@ -65,8 +74,10 @@ class LoadedGraph:
 class LoadedWay:
     """Several graphs of one model, of which the first that fits a call runs."""
 
-    def __init__(self, title: str, graphs: Sequence[LoadedGraph]) -> None:
+    def __init__(self, title: str, graphs: Sequence[LoadedGraph], origin: str = "") -> None:
+        """`origin`: by what it was made, and for which machine."""
         self.title = title
+        self.origin = origin
         self.graphs = tuple(graphs)
         self.device: torch.device | None = None
 

@@ -11,6 +11,7 @@ from typing import cast
 from torch import Tensor, fx
 
 from tilewright import measure
+from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.errors import InputError
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
@@ -18,7 +19,8 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
-from tilewright.plan import Plan
+from tilewright.plan import Copy, Launches, Plan, View
+from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.plan.bound import intermediate_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
@@ -60,6 +62,8 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     clocks: dict[int, StepClock] = {}
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
+        if timed and isinstance(model.target, CompiledModel) and isinstance(model.target.way, LoadedWay):
+            clocks |= {id(g): g.clocked() for g in model.target.way.graphs}
         with _clocks(clocks if timed else None):
             compiled, _ = compiled_and_run(request, model, chosen.inputs)
         if timed:
@@ -119,7 +123,7 @@ def _repeat(compiled: Compiled, inputs: Sequence[Tensor], clocks: Sequence[StepC
 def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
     """Kernels and calls in the order of the cover; those of loops' bodies, which run within a call, behind."""
     cover = result_of(graph, "partition")
-    order: list[bool] = []
+    order: list[bool] = [] if isinstance(cover, Cover) else _order(result_of(graph, "plan"))
     for step in cover.steps if isinstance(cover, Cover) else ():
         if isinstance(step, Kernel):
             order.append(True)
@@ -136,6 +140,17 @@ def _entries(graph: GraphWork, clock: StepClock | None) -> list[ExplainedStep]:
         if records:
             found.append(ExplainedStep(records.pop(0), is_kernel, times[is_kernel].pop(0)))
     return [*found, *(ExplainedStep(k, True) for k in kernels), *(ExplainedStep(c, False) for c in calls)]
+
+
+def _order(plan: object) -> list[bool]:
+    """Whether each step of a plan is a kernel or a call, in their order."""
+    steps = [step for s in plan.segments for step in s.steps] if isinstance(plan, Plan) else []
+    kinds = [
+        [True] * len(s.launches) if isinstance(s, Launches) else [False]
+        for s in steps
+        if not isinstance(s, View | Copy)
+    ]
+    return [kind for group in kinds for kind in group]
 
 
 def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float | None]:

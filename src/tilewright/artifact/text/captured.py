@@ -33,7 +33,7 @@ def write_captured(captured: CapturedProgram, tensors: TensorWriter) -> Json:
 
 
 def read_captured(file: Container, name: str, tensors: TensorReader, options: Options) -> CapturedProgram:
-    """The captured graph of an artifact. Raises ArtifactError where there is none, or another one than `save` writes."""
+    """The captured graph of an artifact. Raises ArtifactError where there is none that `save` wrote."""
     place = f"{file.place}, section {name}.graph"
     match file.text(f"{name}.graph"):
         case None:

@@ -102,8 +102,8 @@ def _write_product(r: FusedProduct, inner: Inner) -> Fields:
 def _read_product(of: Routines, fields: Fields, inner: Inner) -> Routine:
     f = _checked(
         fields, weight=Tensor, bias=Tensor | None, sizes=tuple[int, int, int], window=list[list[int]] | None,
-        source=tuple[Expr, ...], shape=tuple[Expr, ...], way=str, activation=str, constants=tuple[float, ...], added=bool,
-        affine=tuple[float, ...],
+        source=tuple[Expr, ...], shape=tuple[Expr, ...], way=str, activation=str, constants=tuple[float, ...],
+        added=bool, affine=tuple[float, ...],
     )  # fmt: skip
     weight, bias, sizes, way = f["weight"], f["bias"], f["sizes"], NativeMethod(f["way"])
     window = None if f["window"] is None else ConvWindow(*[(a, b) for a, b in f["window"]])
@@ -161,8 +161,8 @@ def _write_convolution(r: PackedConvolution, inner: Inner) -> Fields:
 
 def _read_convolution(of: Routines, fields: Fields, inner: Inner) -> Routine:
     f = _checked(
-        fields, weight=Tensor, bias=Tensor | None, window=list[object], wants=tuple[Expr, ...], strides=tuple[Expr, ...],
-        attribute=list[object], added=bool, size=list[int],
+        fields, weight=Tensor, bias=Tensor | None, window=list[object], wants=tuple[Expr, ...],
+        strides=tuple[Expr, ...], attribute=list[object], added=bool, size=list[int],
     )  # fmt: skip
     window = PackedWindow(*f["window"])
     check_types(window, PackedWindow)

@@ -30,8 +30,8 @@ def write_tree(spec: pytree.TreeSpec, what: str) -> Json:
             kind = "dict" if spec.type is dict else "ordered"
             return {kind: [[cast(Json, k), part] for k, part in zip(keys, parts, strict=True)]}
     raise UnsupportedError(
-        f"{what} nests a {getattr(spec.type, '__name__', spec.type)}, which an artifact cannot name", phase="save", op=what,
-        hint="take and return tuples, lists and dicts with strings as keys",
+        f"{what} nests a {getattr(spec.type, '__name__', spec.type)}, which an artifact cannot name",
+        phase="save", op=what, hint="take and return tuples, lists and dicts with strings as keys",
     )  # fmt: skip
 
 

@@ -66,7 +66,8 @@ def attention_call(owner: AttentionOwner, given: FrozenAttention) -> LibraryCall
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
     operands = tuple(Operand(k) for k in range(4 if given.masked else 3))
     return LibraryCall(
-        "attention", OwnAttention(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1, own=True,
+        "attention", OwnAttention(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
+        own=True,
     )  # fmt: skip
 
 
