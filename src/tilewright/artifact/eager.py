@@ -24,21 +24,27 @@ class EagerProgram(nn.Module):
 
     def __init__(self, graph: Graph, form: CallForm) -> None:
         super().__init__()
-        self.held = [None if t is None else t.clone() for _, t in form.given]
-        self.constants = [t for t in graph.constants.values() if isinstance(t, Tensor)]
+        for k, (_, t) in enumerate(form.given):
+            self.register_buffer(f"held{k}", None if t is None else t.clone())
+        for k, t in enumerate(graph.constants.values()):
+            self.register_buffer(f"constant{k}", t if isinstance(t, Tensor) else None)
         self._fixed = _Fixed(graph, form)
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """The program's result."""
-        given = self._fixed.form
-        made = [(leaf, held) for (leaf, _), held in zip(given.given, self.held, strict=True)]
-        old = {id(t): held for (_, t), held in zip(given.given, self.held, strict=True) if t is not None}
+        given, graph = self._fixed.form, self._fixed.graph
+        held = [
+            self.get_buffer(f"held{k}") if t is not None else None for k, (_, t) in enumerate(given.given)
+        ]
+        made = [(leaf, mine) for (leaf, _), mine in zip(given.given, held, strict=True)]
+        old = {id(t): mine for (_, t), mine in zip(given.given, held, strict=True) if t is not None}
         writes = {k: old[id(t)] if isinstance(t, Tensor) else t for k, t in given.writes.items()}
         form = CallForm(
             given.inputs, tuple(made), given.in_spec, given.out_spec,
             cast("Mapping[int, Tensor | int]", writes), given.written, given.constants,
         )  # fmt: skip
-        runs = _OpByOp(self._fixed.graph, self.constants)
+        constants = [self.get_buffer(f"constant{k}") for k in range(len(graph.constants))]
+        runs = _OpByOp(graph, constants)
         return ProgramCall(form, runs).run(form.flatten(args, kwargs), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,19 +16,21 @@ from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError, warn
+from tilewright.errors import ArtifactError, BuildError, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
+from tilewright.plan.data import Launches, Plan
 from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
-from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target
+from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
+from tilewright.target import preset
 
 from . import machine
 from .way import LoadedGraph, LoadedWay
@@ -102,8 +105,8 @@ class _Facts:
                 case _:
                     raise damaged("its header tells a graph otherwise", file.place)
         self.machine_name = str(facts.get("name"))
-        self.origin = f"made by tilewright {made.get('tilewright')} with torch {made.get('torch')} for {self.machine_name}"
-        self.flags = tuple(str(f) for f in cast("list[str]", facts.get("flags") or []))
+        by = f"tilewright {made.get('tilewright')} with torch {made.get('torch')}"
+        self.origin = f"made by {by} for {self.machine_name}"
 
 
 def _merged(saved: Mapping[str, Json], here: Options) -> Options:
@@ -122,13 +125,21 @@ class _Loader:
         self.routines = Routines(self._own)
 
     def _own(self) -> ProductCalls:
-        return ProductCalls(host_target(), self.store, self.options)
+        """For the machine that the artifact is for, which may be a narrower one than this."""
+        flags = preset(self.facts.machine_name).compiler_flags
+        return ProductCalls(replace(host_target(), compiler_flags=flags), self.store, self.options)
 
     def way(self) -> LoadedWay:
         """All graphs."""
         for identity, section in self.facts.libraries.items():
-            give_library(identity, self._library(str(section)))
-        graphs = [self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.facts.rows]
+            if not is_given(identity):
+                give_library(identity, self._library(str(section)))
+        try:
+            graphs = [
+                self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.facts.rows
+            ]
+        except (BuildError, ValueError, AttributeError, OSError) as bad:  # what loading a library raises
+            raise damaged(f"its machine code does not load: {bad}", self.file.place) from bad
         for graph in graphs:
             graph.trace = self.run.trace
         return LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
@@ -146,11 +157,8 @@ class _Loader:
             lambda: read_plan(file.text(text), self.tensors, self.routines, place),
             lambda made: made[0],
         )
-        built = (
-            None
-            if unit is None
-            else self.run("load", lambda: NativeUnit(self._library(unit), self.store, self.options), _nothing)
-        )
+        built = None if unit is None else self.run("load", lambda: self._unit(unit), _nothing)
+        _check_kernels(plan, 0 if built is None else built.kernels, place)
         native = partial(join, native=lambda: loop_function(self.store, self.options))
         executable = Executable(
             plan, constants, built, guards=Guards(False, interface.conditions), join=native
@@ -164,6 +172,9 @@ class _Loader:
 
         return read_captured(self.file, name, self.tensors, self.options)
 
+    def _unit(self, section: str) -> NativeUnit:
+        return NativeUnit(self._library(section), self.store, self.options)
+
     def _library(self, section: str) -> Path:
         """Machine code as a file that can be loaded, which nobody else can change."""
         data = self.file.tensor(section, Kind.LIBRARY).numpy()
@@ -174,4 +185,17 @@ class _Loader:
         handle = make("tilewright", getattr(os, "MFD_CLOEXEC", 0))
         with open(handle, "wb", closefd=False) as file:
             file.write(memoryview(data))
-        return Path(f"/proc/{os.getpid()}/fd/{handle}")
+        return Path(f"/proc/self/fd/{handle}")
+
+
+def _check_kernels(plan: Plan, kernels: int, place: str) -> None:
+    """Raise ArtifactError where a plan launches a kernel that its library does not have."""
+    launched = [
+        x.kernel
+        for s in plan.segments
+        for step in s.steps
+        if isinstance(step, Launches)
+        for x in step.launches
+    ]
+    if any(k >= kernels for k in launched):
+        raise damaged(f"its library has {kernels} kernels, its plan launches number {max(launched)}", place)

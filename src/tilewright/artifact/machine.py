@@ -24,6 +24,7 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "x86-64-v3": ("x86-64-v3", "x86-64-v4"),
 }
 """Machines that run code for others."""
+_WORDS = {"runtime": "another state of Tilewright's code,"}
 _PACKAGE = Path(__file__).parents[1]
 _RUNNING = ("artifact", "ir", "plan", "runtime", "target.py", "emit/native", "library/offers")
 """What decides how a plan is read and run: with another text of it, the plan of an artifact is not used."""
@@ -61,7 +62,11 @@ def facts_of(target: Target) -> dict[str, Json]:
 def differences(made: Mapping[str, Json], target: Mapping[str, Json]) -> list[str]:
     """What of an artifact's versions and machine does not fit this process, in words."""
     here, host = versions(), facts_of(host_target())
-    found = [f"{name} {made.get(name)}, here {now}" for name, now in here.items() if made.get(name) != now]
+    found = [
+        f"{_WORDS.get(name, name)} {made.get(name)}, here {now}"
+        for name, now in here.items()
+        if made.get(name) != now
+    ]
     name = str(target.get("name"))
     if host["name"] not in _WIDER.get(name, (name,)):
         found.append(f"code for {name}, here {host['name']}")

@@ -75,8 +75,6 @@ def _checked(compiled: Compiled) -> tuple[Executable, CapturedProgram]:
         what = f"a {made.kind} graph of training"
     elif type(executable) is not Executable or made.captured is None:
         what = "a graph that runs as it was captured" if made.captured is None else "a graph on a GPU"
-    elif executable.checks is not None:
-        what = "a graph under the option `verify`"
     elif executable.plan.device != "cpu":
         what = f"a graph on {executable.plan.device}"
     if what or not isinstance(executable, Executable) or made.captured is None:

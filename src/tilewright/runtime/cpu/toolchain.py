@@ -272,6 +272,11 @@ def give_library(identity: str, path: Path) -> None:
     _GIVEN.setdefault(identity, path)
 
 
+def is_given(identity: str) -> bool:
+    """Whether there is such a library already."""
+    return identity in _GIVEN
+
+
 def toolchain(target: Target, options: Options) -> str:
     """Digest of all that a library depends on besides the text of its units; empty without a compiler."""
     compiler = find_compiler(options)
