@@ -22,6 +22,7 @@ from tilewright.runtime.call.model import CompiledModel
 from .errors import InputError, UnsupportedError
 from .export import export, parameters_of
 from .files import FileWay, program_way
+from .kept_captures import CapturedWay
 
 
 def save(model: CompiledModel, path: str | os.PathLike[str], *, weights: str = "inside") -> None:
@@ -72,7 +73,7 @@ def _named(way: ProgramWay, names: Sequence[str], naming: Naming) -> Signature:
     return found.named(lambda name, dim: users.get((name, dim)))
 
 
-def _graph(way: ProgramWay, signature: Signature, names: Sequence[str]) -> SavedGraph:
+def _graph(way: ProgramWay | CapturedWay, signature: Signature, names: Sequence[str]) -> SavedGraph:
     built = way.built
     assert isinstance(built, Compiled)
-    return SavedGraph(Interface(way.call.form, tuple(names), signature, way.program.conditions), built)
+    return SavedGraph(Interface(way.call.form, tuple(names), signature, way.conditions), built)

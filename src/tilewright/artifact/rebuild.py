@@ -7,13 +7,12 @@ from tilewright.artifact.file.strict_json import damaged
 from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.program import read_interface
 from tilewright.artifact.text.reports import SavedReports
-from tilewright.artifact.text.routines import Routines
+from tilewright.artifact.text.routines import no_routines
 from tilewright.artifact.text.tensors import TensorReader
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import compile_graph
 from tilewright.runtime.call.call_form import ProgramCall
-from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.executable import Executable
 
 from .foreign import harmless
@@ -34,7 +33,7 @@ def _graph(
     file: Container, name: str, tensors: TensorReader, options: Options, *, trusted: bool
 ) -> LoadedGraph:
     place = f"{file.place}, graph {name}"
-    interface = read_interface(file.text(f"{name}.call"), tensors, Routines(_nothing_of_ours), place)
+    interface = read_interface(file.text(f"{name}.call"), tensors, no_routines(), place)
     program = read_captured(file, name, tensors, options)
     if not trusted:
         program = harmless(program, place)
@@ -52,7 +51,3 @@ def _graph(
     call = ProgramCall(interface.form, built.executable)  # pyright: ignore[reportArgumentType]
     told = SavedReports(built.coverage, built.kernels, built.calls)
     return LoadedGraph(interface, call, lambda: told, lambda: program, built.trace)
-
-
-def _nothing_of_ours() -> ProductCalls:
-    raise ValueError("a captured graph has no packed weights")

@@ -286,8 +286,8 @@ def microseconds(record: WorkRecord) -> float | None:
 
 
 def compile_model(request: CommandRequest, output: str | None, weights: str) -> int:
-    """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too. `output` is the file
-    that keeps what was compiled."""
+    """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too. The file `output`
+    keeps what was compiled."""
     if output is not None:
         check_output(Path(output))
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):

@@ -140,6 +140,11 @@ Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Co
 _WATCHERS: list[Watcher] = []
 
 
+def is_watched() -> bool:
+    """Whether captured graphs are shown to somebody now."""
+    return bool(_WATCHERS)
+
+
 @contextmanager
 def watch_compilations(by: Watcher) -> Generator[None]:
     """What is compiled meanwhile, on any thread, is shown to `by`."""

@@ -226,6 +226,8 @@ class ArtifactLimits:
     """Graphs of one file."""
     hashed_at_once_bytes: int = 4 << 20
     """Sections of more bytes are hashed side by side."""
+    max_kept_capture_bytes: int = 256 << 20
+    """A model file of more bytes is captured anew by each process: its weights would fill the store."""
     max_key_seconds: float = 1.0
     """Seconds that a process waits for a key that another one is about to make."""
 

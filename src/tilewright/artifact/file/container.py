@@ -148,33 +148,38 @@ def write(
 ) -> None:
     """Write a file, whole or not at all; with `beside`, the tensors go to that safetensors file in the same folder."""
     apart = [p for p in parts.rows if p.kind is Kind.TENSOR] if beside is not None else []
-    inside = [p for p in parts.rows if p not in apart]
-    told: dict[str, Json] = {**facts, "beside": None}
-    table: list[Json] = []
     try:
-        if beside is not None:
-            places = weights.write(beside, apart)
-            told["beside"] = beside.name
-            table += [_row(p, at, True) for p, at in zip(apart, places, strict=True)]
-        at = 0
-        for part in inside:
-            table.append(_row(part, at, False))
-            at = _aligned(at + len(part.data))
-        header = dump({"facts": told, "sections": table})
-        head = _PREFIX.pack(MAGIC, VERSION, 0, len(header), hashlib.sha256(header).digest(), NO_SEAL)
-        head = head[: _SEAL.start] + sealing(head[: _SEAL.start] + header)
+        places = weights.write(beside, apart) if beside is not None else []
+        name = None if beside is None else beside.name
+        made = packed({**facts, "beside": name}, parts, sealing, dict(zip(apart, places, strict=True)))
         with replacing(path) as file:
-            file.write(head + header)
-            for part in inside:
-                file.write(bytes(-file.tell() % ALIGNMENT))
-                file.write(part.data)
+            file.write(made)
     except OSError as error:
         raise InputError(
-            f"the artifact cannot be written: {error}",
-            phase="save",
-            place=str(path),
+            f"the artifact cannot be written: {error}", phase="save", place=str(path),
             hint="give a path in a folder that is yours",
-        ) from error
+        ) from error  # fmt: skip
+
+
+def packed(
+    facts: Mapping[str, Json], parts: Parts, sealing: Sealing, apart: Mapping[Part, int] | None = None
+) -> bytes:
+    """The bytes of a file. `apart` says where sections begin that lie in the file of weights."""
+    outside = apart or {}
+    inside = [p for p in parts.rows if p not in outside]
+    table: list[Json] = []
+    at = 0
+    for part in inside:
+        table.append(_row(part, at, False))
+        at = _aligned(at + len(part.data))
+    table += [_row(p, start, True) for p, start in outside.items()]
+    header = dump({"facts": {"beside": None, **facts}, "sections": table})
+    head = _PREFIX.pack(MAGIC, VERSION, 0, len(header), hashlib.sha256(header).digest(), NO_SEAL)
+    made = bytearray(head[: _SEAL.start] + sealing(head[: _SEAL.start] + header) + header)
+    for part in inside:
+        made += bytes(-len(made) % ALIGNMENT)
+        made += part.data
+    return bytes(made)
 
 
 def _row(part: Part, offset: int, beside: bool) -> Json:

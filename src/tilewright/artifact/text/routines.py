@@ -58,6 +58,15 @@ def written(routine: Routine, inner: Inner) -> list[object]:
     return [x for pair in write(routine, inner).items() for x in pair]
 
 
+def no_routines() -> Routines:
+    """For what has no packed weights: graphs as they were captured."""
+
+    def refuse() -> ProductCalls:
+        raise ValueError("a captured graph has no packed weights")
+
+    return Routines(refuse)
+
+
 class Routines:
     """Makes routines again. `own` gives what makes those of ours; it is asked when the first one is made."""
 

@@ -12,6 +12,7 @@ from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
 from tilewright.capture.signature import signature_of_program
 from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Expr
 from tilewright.plan.coverage import Coverage
 
 from .call_form import CallForm, ProgramCall, Runs
@@ -69,7 +70,16 @@ class ProgramWay(ReportsOfParts):
     @property
     def signature(self) -> Signature:
         """What it takes and gives."""
-        return signature_of_program(self.program, (), ())
+        return self.described((), ())
+
+    def described(self, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
+        """The same with other names, where these are as many."""
+        return signature_of_program(self.program, inputs, outputs)
+
+    @property
+    def conditions(self) -> tuple[Expr, ...]:
+        """What must hold of sizes."""
+        return self.program.conditions
 
     @property
     def done(self) -> Coverage:
