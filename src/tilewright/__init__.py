@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.call.model import CompiledModel
 
     from .api import backend, compilations, compile, reset, stats, synchronize
-    from .keeping import save
+    from .keep.saving import save
 
 __all__ = [
     "CompiledModel",
@@ -41,7 +41,7 @@ _HOME = {
     "compile": "tilewright.api",
     "load": "tilewright.artifact.load",
     "reset": "tilewright.api",
-    "save": "tilewright.keeping",
+    "save": "tilewright.keep.saving",
     "stats": "tilewright.api",
     "synchronize": "tilewright.api",
 }

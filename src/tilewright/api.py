@@ -43,7 +43,7 @@ from tilewright.runtime.stats import STATS, Stats
 
 from .errors import InputError, UnknownKeyword, UnsupportedError, near_match, warn
 from .files import FileWay, program_way
-from .kept_captures import FileBytes
+from .keep.captures import FileBytes
 from .options import Options, OptionValue
 
 P = ParamSpec("P")

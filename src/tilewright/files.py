@@ -39,7 +39,7 @@ from tilewright.runtime.plan.steps import CALLED
 from tilewright.tuning.input_limits import MODELS
 
 from .errors import InputError, ModelError, TilewrightError, UnsupportedError
-from .kept_captures import CapturedWay, FileBytes, KeptCaptures
+from .keep.captures import CapturedWay, FileBytes, KeptCaptures
 from .options import Options
 
 LOG = logging.getLogger("tilewright")
@@ -75,15 +75,12 @@ class FileGraphs:
         nodes: Sequence[str],
         cut: Cut | None,
         options: Options,
-        *,
         kept: KeptCaptures | None = None,
-        names: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> None:
         """`nodes` are its nodes, by name. `cut` gives it in segments, where control flow in it depends on data. `kept`
-        are graphs that were captured before; `names` are those of inputs and outputs."""
+        are graphs that were captured before."""
         self.ways: list[AnyWay] = []
         self._kept = kept
-        self._names = names
         self._module = module
         self._dims = dims
         self._nodes = nodes
@@ -168,8 +165,8 @@ class FileGraphs:
     def _keep(self, inputs: Sequence[Tensor], made: ProgramWay) -> None:
         """Let other processes have what was captured."""
         if self._kept is not None and isinstance(made.built, Compiled):
-            signature = made.described(*self._names)
-            interface = Interface(made.call.form, tuple(self._names[0]), signature, made.conditions)
+            names, outputs = self._kept.inputs, self._kept.outputs
+            interface = Interface(made.call.form, names, made.described(names, outputs), made.conditions)
             self._kept.put(inputs, interface, made.built)
 
 
@@ -388,9 +385,10 @@ class FileWay:
         if nesting is None:
             cut = (lambda: split(module)) if module.data_dependent else None
             dims = [self._dims[n] for n in self.names]
-            kept = KeptCaptures(self._bytes, dims, options) if self._bytes is not None else None
-            names = (self.names, module.output_names)
-            made = FileGraphs(module, dims, nodes, cut, options, kept=kept, names=names)
+            kept = None
+            if self._bytes is not None:
+                kept = KeptCaptures(self._bytes, self.names, module.output_names, dims, options)
+            made = FileGraphs(module, dims, nodes, cut, options, kept)
         else:
             dims = [
                 self._dims[self.names[owner]] or {d: f"?{k}.{d}" for d in range(t.dim())}

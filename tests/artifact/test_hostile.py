@@ -188,9 +188,13 @@ def test_files_are_refused_in_words(small: Saved, tmp_path: Path) -> None:
     path = tmp_path / "case.tw"
     for name, data in found:
         path.write_bytes(data)
-        sealed = data[: PREFIX.size - 32] == small.data[: PREFIX.size - 32]  # of what the seal covers, all is as it was
+        sealed = (
+            data[: PREFIX.size - 32] == small.data[: PREFIX.size - 32]
+        )  # of what the seal covers, all is as it was
         try:
-            tilewright.load(path, trust=not sealed, rebuild=False)  # not even trust lets a changed file through
+            tilewright.load(
+                path, trust=not sealed, rebuild=False
+            )  # not even trust lets a changed file through
         except ArtifactError as caught:
             error = caught
         else:

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "_build"),
     ("pipeline",),
     ("artifact",),
-    ("measure", "peak_memory", "api", "files", "export", "keeping", "kept_captures", "bisection", "cli"),
+    ("measure", "peak_memory", "api", "files", "keep", "bisection", "cli"),
     ("__init__", "__main__"),
 )
 Sources = Mapping[str, str]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from tilewright.artifact.file import container, seals
-from tilewright.artifact.file.container import Container, Kind
+from tilewright.artifact.file.container import Container, SectionKind
 from tilewright.artifact.file.strict_json import damaged
 from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
@@ -177,7 +177,7 @@ class _Loader:
 
     def _library(self, section: str) -> Path:
         """Machine code as a file that can be loaded, which nobody else can change."""
-        data = self.file.tensor(section, Kind.LIBRARY).numpy()
+        data = self.file.tensor(section, SectionKind.LIBRARY).numpy()
         make = getattr(os, "memfd_create", None)
         if make is None:
             entry = self.file.sections[section].sha256

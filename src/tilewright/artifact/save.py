@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.artifact.file import container, seals
-from tilewright.artifact.file.container import Kind, Parts
+from tilewright.artifact.file.container import Parts, SectionKind
 from tilewright.artifact.text.captured import write_captured
 from tilewright.artifact.text.program import Interface, write_interface, write_plan
 from tilewright.artifact.text.reports import write_reports
@@ -52,7 +52,7 @@ def save(path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool =
         rows.append({"name": name, "unit": _unit(executable, parts, name)})
     natives = machine.libraries(target.compiler_flags, options, store)
     libraries: dict[str, Json] = {
-        identity: parts.add(Kind.LIBRARY, f"native.{k}", library.read_bytes())
+        identity: parts.add(SectionKind.LIBRARY, f"native.{k}", library.read_bytes())
         for k, (identity, library) in enumerate(natives.items())
     }
     parts.text("tensors", tensors.rows)
@@ -95,7 +95,7 @@ def _unit(executable: Executable, parts: Parts, name: str) -> Json:
         raise UnsupportedError(
             "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__
         )
-    return parts.add(Kind.LIBRARY, f"{name}.unit", unit.path.read_bytes())
+    return parts.add(SectionKind.LIBRARY, f"{name}.unit", unit.path.read_bytes())
 
 
 def _options(options: Options) -> Json:

@@ -304,7 +304,7 @@ def compile_model(request: CommandRequest, output: str | None, weights: str) -> 
     clock.until_now("show")
     if output is not None:
         with request.progress(f"writing {output}"):
-            importlib.import_module("tilewright.keeping").save(compiled, output, weights=weights)
+            importlib.import_module("tilewright.keep.saving").save(compiled, output, weights=weights)
         bytes_written = Path(output).stat().st_size
         screen.line(f"kept in {output} ({size(bytes_written)})")
         screen.facts |= {"output": output, "output_bytes": bytes_written}

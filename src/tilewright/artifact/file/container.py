@@ -42,7 +42,7 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.safetensors")
 """A file of weights: in no other folder, and not hidden."""
 
 
-class Kind(Enum):
+class SectionKind(Enum):
     """What a section is."""
 
     TEXT = "text"
@@ -61,7 +61,7 @@ class Kind(Enum):
 class Section:
     """One entry of the table."""
 
-    kind: Kind
+    kind: SectionKind
     name: str
     offset: int
     size: int
@@ -81,11 +81,11 @@ class Container:
     seal: bytes
     data: Mapping[str, Tensor] = field(repr=False)
 
-    def bytes_of(self, name: str, kind: Kind) -> bytes:
+    def bytes_of(self, name: str, kind: SectionKind) -> bytes:
         """A section's bytes. Raises ArtifactError where there is none of that kind."""
         return self.tensor(name, kind).numpy().tobytes()
 
-    def tensor(self, name: str, kind: Kind) -> Tensor:
+    def tensor(self, name: str, kind: SectionKind) -> Tensor:
         """A section's bytes, aligned, as they lie in memory."""
         found = self.sections.get(name)
         if found is None or found.kind is not kind:
@@ -94,9 +94,9 @@ class Container:
 
     def text(self, name: str) -> Json:
         """A section that is JSON."""
-        return parse(self.bytes_of(name, Kind.TEXT), f"{self.place}, section {name}")
+        return parse(self.bytes_of(name, SectionKind.TEXT), f"{self.place}, section {name}")
 
-    def named(self, kind: Kind) -> tuple[str, ...]:
+    def named(self, kind: SectionKind) -> tuple[str, ...]:
         """The names of all sections of a kind."""
         return tuple(name for name, s in self.sections.items() if s.kind is kind)
 
@@ -110,10 +110,10 @@ NO_SEAL = bytes(32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class UnwrittenSection:
     """A section that is still to be written. `form` is the type and the shape of a dense tensor, for others to read."""
 
-    kind: Kind
+    kind: SectionKind
     name: str
     data: memoryview
     sha256: str
@@ -124,30 +124,34 @@ class Parts:
     """Sections that are still to be written; equal ones of a kind become one."""
 
     def __init__(self) -> None:
-        self.rows: list[Part] = []
-        self._known: dict[tuple[Kind, str], str] = {}
+        self.rows: list[UnwrittenSection] = []
+        self._known: dict[tuple[SectionKind, str], str] = {}
 
     def add(
-        self, kind: Kind, name: str, data: bytes | memoryview, form: tuple[str, tuple[int, ...]] | None = None
+        self,
+        kind: SectionKind,
+        name: str,
+        data: bytes | memoryview,
+        form: tuple[str, tuple[int, ...]] | None = None,
     ) -> str:
         """The name of a section that holds `data`: this one, or an equal one."""
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         sha = hashlib.sha256(view).hexdigest()
         known = self._known.setdefault((kind, sha), name)
         if known == name:
-            self.rows.append(Part(kind, name, view, sha, form))
+            self.rows.append(UnwrittenSection(kind, name, view, sha, form))
         return known
 
     def text(self, name: str, value: Json) -> str:
         """A section that is JSON."""
-        return self.add(Kind.TEXT, name, dump(value))
+        return self.add(SectionKind.TEXT, name, dump(value))
 
 
 def write(
     path: Path, facts: Mapping[str, Json], parts: Parts, sealing: Sealing, *, beside: Path | None = None
 ) -> None:
     """Write a file, whole or not at all; with `beside`, the tensors go to that safetensors file in the same folder."""
-    apart = [p for p in parts.rows if p.kind is Kind.TENSOR] if beside is not None else []
+    apart = [p for p in parts.rows if p.kind is SectionKind.TENSOR] if beside is not None else []
     try:
         places = weights.write(beside, apart) if beside is not None else []
         name = None if beside is None else beside.name
@@ -162,7 +166,10 @@ def write(
 
 
 def packed(
-    facts: Mapping[str, Json], parts: Parts, sealing: Sealing, apart: Mapping[Part, int] | None = None
+    facts: Mapping[str, Json],
+    parts: Parts,
+    sealing: Sealing,
+    apart: Mapping[UnwrittenSection, int] | None = None,
 ) -> bytes:
     """The bytes of a file. `apart` says where sections begin that lie in the file of weights."""
     outside = apart or {}
@@ -182,7 +189,7 @@ def packed(
     return bytes(made)
 
 
-def _row(part: Part, offset: int, beside: bool) -> Json:
+def _row(part: UnwrittenSection, offset: int, beside: bool) -> Json:
     return [part.kind.value, part.name, offset, len(part.data), part.sha256, beside]
 
 
@@ -247,7 +254,7 @@ def _table(rows: Json, place: str) -> list[Section]:
     if not isinstance(rows, (list, tuple)) or len(rows) > ARTIFACTS.max_sections:
         raise damaged("its table of sections is none", place)
     found: list[Section] = []
-    kinds = {k.value: k for k in Kind}
+    kinds = {k.value: k for k in SectionKind}
     for row in rows:
         match row:
             case [str(kind), str(name), int(offset), int(size), str(sha), bool(beside)] if kind in kinds:
@@ -320,7 +327,7 @@ def _beside(folder: Path, name: Json, sections: Sequence[Section], place: str) -
             size = os.fstat(file.fileno()).st_size
             found: dict[str, Tensor] = {}
             for s in sections:
-                if s.kind is not Kind.TENSOR or s.offset + s.size > size:
+                if s.kind is not SectionKind.TENSOR or s.offset + s.size > size:
                     raise damaged(f"section {s.name} does not lie in {name}", place)
                 file.seek(s.offset)
                 found[s.name] = _filled(file, s.size, place)

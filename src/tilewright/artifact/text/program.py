@@ -36,15 +36,6 @@ class Interface:
     conditions: tuple[Expr, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """A plan with what it reads, and how it is called."""
-
-    plan: Plan
-    constants: tuple[Tensor, ...]
-    interface: Interface
-
-
 # --- the interface -------------------------------------------------------------------------------
 
 

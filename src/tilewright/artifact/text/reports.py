@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
-from tilewright.artifact.file.container import Container, Kind, Parts
+from tilewright.artifact.file.container import Container, Parts, SectionKind
 from tilewright.artifact.file.strict_json import damaged
 from tilewright.ir.text.values import Json
 from tilewright.plan.boundary import Boundary
@@ -96,7 +96,7 @@ def _figures(r: KernelReport | CallReport) -> dict[str, Json]:
 def _kernel(k: KernelReport, parts: Parts, section: str) -> Json:
     return {
         **_figures(k), "bytes_lower_bound": k.bytes_lower_bound, "schedule": k.schedule, "boundary": k.boundary.name,
-        "source": parts.add(Kind.SOURCE, section, k.source.encode()),
+        "source": parts.add(SectionKind.SOURCE, section, k.source.encode()),
     }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def read_reports(container: Container, section: str) -> SavedReports:
 
 def _read_kernel(told: Mapping[str, Any], container: Container) -> SavedKernel:
     fields = _tuples(told, "ops")
-    source = container.bytes_of(str(fields["source"]), Kind.SOURCE).decode()
+    source = container.bytes_of(str(fields["source"]), SectionKind.SOURCE).decode()
     return SavedKernel(**{**fields, "boundary": Boundary[fields["boundary"]], "source": source})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tilewright.artifact.file.container import Container, Kind, Parts
+from tilewright.artifact.file.container import Container, Parts, SectionKind
 from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import DTYPES
@@ -49,7 +49,7 @@ class TensorWriter:
         flat = t.as_strided((span,), (1,), t.storage_offset()).view(torch.uint8)
         self._kept.append(flat)  # its address is a key
         form = (_NAMES[t.dtype], tuple(t.shape)) if t.is_contiguous() else None
-        section = self._parts.add(Kind.TENSOR, f"t{len(self.rows)}", memoryview(flat.numpy()), form)
+        section = self._parts.add(SectionKind.TENSOR, f"t{len(self.rows)}", memoryview(flat.numpy()), form)
         self.rows.append([section, _NAMES[t.dtype], list(t.shape), list(t.stride())])
         self._places[key] = len(self.rows) - 1
         return len(self.rows) - 1
@@ -81,7 +81,7 @@ class TensorReader:
         match row:
             case [str(section), str(kind), [*shape], [*strides]] if kind in _TYPES:
                 sizes, steps = _numbers(shape), _numbers(strides)
-                data = self._container.tensor(section, Kind.TENSOR)
+                data = self._container.tensor(section, SectionKind.TENSOR)
                 if (
                     sizes is None
                     or steps is None

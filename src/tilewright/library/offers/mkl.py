@@ -37,6 +37,7 @@ def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
 
 
 def packed_for(weight: Tensor, rows: int, bias: Tensor | None, shape: tuple[Expr, ...]) -> MklLinear:
+    """The product with a weight that is packed for so many rows."""
     held = weight.contiguous()
     return MklLinear(held, bias, shape, mkl._mkl_reorder_linear_weight.default(held, rows), rows)
 

@@ -18,6 +18,7 @@ from tilewright.artifact.text.program import Interface, read_interface, write_in
 from tilewright.artifact.text.routines import no_routines
 from tilewright.artifact.text.tensors import TensorReader, TensorWriter
 from tilewright.capture.described import Signature
+from tilewright.errors import TilewrightError
 from tilewright.ir.graph import Shares
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_graph, is_watched
@@ -29,13 +30,11 @@ from tilewright.runtime.store.cache import ContentStore, default_root, digest
 from tilewright.runtime.store.code_identity import code_identity
 from tilewright.tuning.input_limits import ARTIFACTS
 
-from .errors import TilewrightError
-
 LOG = logging.getLogger("tilewright")
 _FILE = "capture.tw"
 _OUTSIDE = b"location"
 """What stands in a model file that has weights in other files."""
-_CAPTURING = ("ir", "capture", "artifact", "files.py", "kept_captures.py")
+_CAPTURING = ("ir", "capture", "artifact", "files.py", "keep")
 """What decides what is captured, and how it is written."""
 
 
@@ -106,7 +105,16 @@ def _hash(path: str) -> str | None:
 class KeptCaptures:
     """The captured graphs of one file."""
 
-    def __init__(self, file: FileBytes, dims: Sequence[Mapping[int, str]], options: Options) -> None:
+    def __init__(
+        self,
+        file: FileBytes,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        dims: Sequence[Mapping[int, str]],
+        options: Options,
+    ) -> None:
+        """`inputs` and `outputs` are their names, `dims` those of dims that may change."""
+        self.inputs, self.outputs = inputs, outputs
         self._file = file
         self._dims = dims
         self._options = options

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.runtime.call.dynamic_dims import Dim, Example, Naming, TensorLike, by_name
-
-from .errors import InputError, UnsupportedError
 
 Place = tuple[int, int]
 """Number of a flat argument and number of its dim."""
