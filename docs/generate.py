@@ -8,13 +8,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import FunctionType
 
+import click
 from torch._ops import OpOverload
 
+import tilewright
+from tilewright import errors
 from tilewright.capture.aten import TABLE
 from tilewright.capture.aten.registry import OpEntry
 from tilewright.capture.onnx import ops as _  # noqa: F401  its import fills the table
 from tilewright.capture.onnx.registry import known_operators
+from tilewright.cli.command import cli
 from tilewright.options import PREFIX, Options
 
 FOLDER = Path(__file__).parent
@@ -114,7 +119,74 @@ def _wrapped(words: list[str]) -> Iterator[str]:
     yield line
 
 
-PAGES = {"options.md": options_page, "ops.md": ops_page}
+def commands_page() -> str:
+    """What each verb of the command line says under `--help`."""
+    lines = ["# The command line", "", "`tilewright VERB --help` prints the same.", ""]
+    for name, verb in (("", cli), *cli.commands.items()):
+        path = f"tilewright {name}".strip()
+        lines += [f"## {path}", "", "```", _help(verb, path).rstrip(), "```", ""]
+        if isinstance(verb, click.Group) and name:
+            for below, command in verb.commands.items():
+                lines += [
+                    f"### {path} {below}",
+                    "",
+                    "```",
+                    _help(command, f"{path} {below}").rstrip(),
+                    "```",
+                    "",
+                ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _help(verb: click.Command, path: str) -> str:
+    with click.Context(verb, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH) as context:
+        return verb.get_help(context)
+
+
+def interface_page() -> str:
+    """What the package offers: functions and classes with what they say of themselves."""
+    lines = [
+        "# The Python interface",
+        "",
+        "All of `tilewright`, and the errors that it raises (`tilewright.errors`).",
+        "",
+    ]
+    for name in tilewright.__all__:
+        thing = getattr(tilewright, name)
+        lines += [f"## {name}", "", *_told(name, thing)]
+        if name == "CompiledModel":
+            for member, value in sorted(vars(thing).items()):
+                if not member.startswith("_") and isinstance(value, (property, FunctionType)):
+                    lines += [f"### {name}.{member}", "", *_told(member, value)]
+    lines += ["## Errors and warnings", ""]
+    for name, kind in sorted(vars(errors).items()):
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, (Exception, Warning))
+            and kind.__module__ == errors.__name__
+        ):
+            lines += [f"- `{name}`: {' '.join((inspect.getdoc(kind) or '').split())}"]
+    return "\n".join(lines) + "\n"
+
+
+def _told(name: str, thing: object) -> list[str]:
+    signature = f"{name}{_signature(thing)}" if isinstance(thing, FunctionType) else ""
+    shown = ["```python", signature, "```", ""] if signature else []
+    return [*shown, *(inspect.getdoc(thing) or "").splitlines(), ""]
+
+
+def _signature(function: FunctionType) -> str:
+    """As it is written, which is the same under every Python."""
+    given = inspect.signature(function)
+    return str(given).replace("'", "").replace("typing.", "")
+
+
+PAGES = {
+    "options.md": options_page,
+    "ops.md": ops_page,
+    "commands.md": commands_page,
+    "interface.md": interface_page,
+}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

@@ -14,6 +14,7 @@ BY_SUBJECT = frozenset(
         "benchmarks",
         "contract",
         "demo",
+        "examples",
         "distributed",
         "docs",
         "end_to_end",

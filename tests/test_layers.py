@@ -77,6 +77,7 @@ DEFINITIONS: Mapping[str, str] = {
     "form.lane_softmax.MAX_FLOAT32": "the largest float32",
     "ir.text.graph.FORMAT": "the number of a file format",
     "interp.exact.TRACELESS": "follows from 53 bits of a float64",
+    "interp.exact.NEAR": "follows from 53 bits of a float64, less those that the order of a sum moves",
     "interp.modular.P0": "a prime of exact arithmetic",
     "interp.modular.COFACTORS": "follow from the primes of exact arithmetic",
     "ir.sizes.linear_form._MAX_INT64": "the largest int64",

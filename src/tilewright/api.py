@@ -36,6 +36,7 @@ from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, TargetWay
+from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.call.recompiles import warn_at_recompile_limit
 from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
@@ -212,7 +213,7 @@ def compile(
     with asking(runs=False):
         naming = Naming(dims if isinstance(dims, Mapping) else {})
         way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
-        model = CompiledModel(way)
+        model = CompiledModule(way, target) if isinstance(target, torch.nn.Module) else CompiledModel(way)
         if isinstance(example_inputs, (Tensor, np.ndarray)):
             raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
         if isinstance(example_inputs, Mapping):

@@ -193,6 +193,7 @@ class FileWay:
         self._bytes = file if device is None else None
         self.module = module
         self.place = place
+        self.source = None
         self.title = os.path.basename(place) or "a model"
         self.device = device
         self.options = options

@@ -171,3 +171,20 @@ def test_phases_run_without_the_cycle_collector() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_bytes_are_those_that_are_asked_for() -> None:
+    """Of a table the lines that are looked up, of a slice the slice, and all of it where more is asked for."""
+    table, few, many = torch.randn(1000, 64), torch.arange(4), torch.arange(900).repeat(8)
+    fast = tilewright.compile(lambda t, i: t[i] * 2)
+    fast(table, few)
+    (kernel,) = fast.kernels
+    assert kernel.bytes_moved == 8 * 4 + 4 * 2 * 4 * 64  # type: ignore[attr-defined]
+    whole = tilewright.compile(lambda t, i: t[i] * 2)
+    whole(table, many)
+    (kernel,) = whole.kernels
+    assert kernel.bytes_moved == 8 * 7200 + 4 * 64 * (1000 + 7200)  # type: ignore[attr-defined]
+    part = tilewright.compile(lambda t: t[:10].exp())
+    part(table)
+    (kernel,) = part.kernels
+    assert kernel.bytes_moved == 4 * 64 * 20  # type: ignore[attr-defined]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from rich.console import Console
 from torch import Tensor, nn
 
-from tilewright import measure
+from tilewright import measure, progress
 from tilewright.cli import bench, model, show, sizes
 from tilewright.cli.command import cli
 from tilewright.cli.request import CommandRequest
@@ -291,6 +294,37 @@ def test_errors_have_codes_and_go_to_json(
     assert result.exit_code == code
     facts = json.loads((here / "out.json").read_text())
     assert facts["exit_code"] == code and facts["error"]["type"] == type(error).__name__
+
+
+def test_an_interrupted_verb_keeps_what_it_found(here: Path, entry: Entry) -> None:
+    entry.raises = KeyboardInterrupt()
+    result = invoke("compile", "net:make", "--json", "out.json")
+    assert result.exit_code == 130 and "interrupted" in result.stderr
+    assert json.loads((here / "out.json").read_text())["exit_code"] == 130
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work(here: Path, entry: Entry) -> None:
+    result = invoke("compile", "net:make", "--json", "absent/out.json")
+    assert result.exit_code == 2 and "cannot write absent/out.json" in result.stderr
+    assert not hasattr(entry, "given") or entry.given is None
+
+
+def test_phases_are_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, quiet in ((True, False), (False, False), (True, True)):
+        screen = show.Screen(None, verbose=verbose, quiet=quiet)
+        with screen.watching("compiling m"), progress.phase("build"):
+            progress.count("build", 0, 2)
+        assert bool(capsys.readouterr().err) == (verbose and not quiet)
+
+
+def test_a_terminal_shows_the_phase_and_how_far_it_is() -> None:
+    screen = show.Screen(None)
+    screen.err = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with screen.watching("compiling [red]\x1b[31m m"), progress.phase("build"):
+        progress.count("build", 1, 3)
+        time.sleep(0.2)  # it is drawn ten times a second
+    shown = screen.err.file.getvalue()  # type: ignore[attr-defined]
+    assert "build 2 of 3" in shown and "[red]" in shown and "\x1b[31m m" not in shown
 
 
 def test_functions_and_random_inputs(here: Path) -> None:

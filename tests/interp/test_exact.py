@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -34,7 +36,7 @@ class X:
 
     def _op(self, op: str, *others: X | float | Fraction) -> X:
         args = [o.a if isinstance(o, X) else EXACT.constant(o, f32) for o in others]
-        result = bool_ if op in ("lt", "ge") else f32
+        result = bool_ if op in ("lt", "le", "ge", "eq") else f32
         return X(EXACT.apply(op, [self.a, *args], f32, result))
 
     def __add__(self, o: X | float | Fraction) -> X:
@@ -261,6 +263,20 @@ def test_extrema_of_numbers_with_one_shadow_have_no_order(op: str):
     assert equal(some.of(op, others).a, others.of(op, some).a)
     turned = "minimum" if op == "maximum" else "maximum"
     assert equal((-some).of(turned, -others).a, (-some.of(op, others)).a)
+
+
+def test_one_number_added_up_in_two_orders_is_compared_as_one() -> None:
+    terms = [rnd(40) / (k + 3.0) for k in range(9)]
+    there, back = functools.reduce(operator.add, terms), functools.reduce(operator.add, terms[::-1])
+    assert not np.array_equal(there.a["v"], back.a["v"])
+    assert there.of("le", back).a.all() and not there.of("lt", back).a.any() and there.of("eq", back).a.all()
+
+
+def test_what_the_order_of_additions_decides_is_left_undecided() -> None:
+    rows = X(from_floats(np.ones(A.a.shape)))
+    for op in ("le", "maximum"):
+        with pytest.raises(ResidueError, match="too near"):
+            rows.of(op, rows + B * 1e-15)
 
 
 def test_control_follows_the_shadow_and_float_casts_do_nothing():

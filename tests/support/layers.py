@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "src" / "tilewright"
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "tuning", "allocate", "arrays", "machine_memory"),
+    ("errors", "options", "tuning", "allocate", "arrays", "machine_memory", "progress"),
     ("ir",),
     ("interp", "accuracy"),
     ("capture",),

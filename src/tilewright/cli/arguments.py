@@ -70,7 +70,7 @@ def plain_verb(body: Callable[Concatenate[Screen, ...], int]) -> Command:
     @_screened
     @functools.wraps(body)
     def run(json_path: str | None, verbose: int, quiet: bool, **given: Any) -> None:
-        screen = Screen(json_path, quiet=quiet)
+        screen = Screen(json_path, quiet=quiet, verbose=verbose > 0)
         screen.facts |= {"command": body.__name__.rstrip("_")}
         sys.exit(_finish(screen, verbose, lambda: body(screen, **given)))
 
@@ -83,7 +83,7 @@ def verb(body: Callable[Concatenate[CommandRequest, ...], int]) -> Command:
     @_screened
     @functools.wraps(body)
     def run(json_path: str | None, verbose: int, quiet: bool, **given: Any) -> None:
-        screen = Screen(json_path, quiet=quiet)
+        screen = Screen(json_path, quiet=quiet, verbose=verbose > 0)
         screen.facts |= {"command": body.__name__.rstrip("_"), "model": given["model"]}
         asked = {f.name: given.pop(f.name) for f in fields(Asked)}
         sys.exit(_finish(screen, verbose, lambda: body(CommandRequest(**asked, screen=screen), **given)))
@@ -127,6 +127,10 @@ def _finish(screen: Screen, verbose: int, body: Callable[[], int]) -> int:
     in yellow."""
     _listen(screen, verbose)
     try:
+        screen.try_json()
+    except OSError as error:
+        return _unwritable(screen, error)
+    try:
         with warnings.catch_warnings():
             warnings.showwarning = functools.partial(_show_warning, screen)
             code = body()
@@ -135,15 +139,20 @@ def _finish(screen: Screen, verbose: int, body: Callable[[], int]) -> int:
         parts = {"type": type(error).__name__, "message": error.message, "phase": error.phase}
         screen.facts["error"] = {**parts, "op": error.op, "place": error.place, "hint": error.hint}
         code = _exit_code(error)
+    except KeyboardInterrupt:
+        screen.err.print("interrupted: what was found until now is kept", style="yellow", markup=False)
+        code = ExitCode.INTERRUPTED
     screen.facts["exit_code"] = code
     try:
         screen.write_json()
     except OSError as error:
-        screen.err.print(
-            f"error: cannot write {screen.json_path}: {error.strerror}", style="red", markup=False
-        )
-        return ExitCode.WRONG_USE
+        return _unwritable(screen, error)
     return code
+
+
+def _unwritable(screen: Screen, error: OSError) -> int:
+    screen.err.print(f"error: cannot write {screen.json_path}: {error.strerror}", style="red", markup=False)
+    return ExitCode.WRONG_USE
 
 
 def _show_warning(screen: Screen, message: Warning | str, *place: object, **rest: object) -> None:

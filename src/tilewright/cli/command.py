@@ -32,7 +32,7 @@ def cli() -> None:
     MODEL is an .onnx file, package.module:function returning (module, example_inputs), or a .tw file that `compile
     MODEL -o FILE.tw` made.
 
-    Exit codes: 0 done, 1 error, 2 wrong use, 3 unsupported, 4 failed check.
+    Exit codes: 0 done, 1 error, 2 wrong use, 3 unsupported, 4 failed check, 130 interrupted.
 
     Completion of verbs, options and files, for bash (zsh and fish likewise):
 

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     WRONG_USE = 2
     UNSUPPORTED = 3
     CHECK_FAILED = 4
+    INTERRUPTED = 130
 
 
 class Precision(Enum):
@@ -62,8 +63,5 @@ class CommandRequest(Asked):
     @contextmanager
     def progress(self, text: str) -> Generator[None]:
         """Shows on stderr what goes on, while it does."""
-        if self.screen.quiet:
-            yield
-            return
-        with self.screen.err.status(text):
+        with self.screen.watching(text):
             yield

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.progress import Event, told_to
 from tilewright.tuning.text_limits import TEXTS
 
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
@@ -70,10 +72,11 @@ class Screen:
     With `json_path` `-`, JSON takes stdout and the tables go to stderr too.
     """
 
-    def __init__(self, json_path: str | None, *, quiet: bool = False) -> None:
-        """`quiet` leaves out all but verdicts."""
+    def __init__(self, json_path: str | None, *, quiet: bool = False, verbose: bool = False) -> None:
+        """`quiet` leaves out all but verdicts; `verbose` says a line of each phase."""
         self.json_path = json_path
         self.quiet = quiet
+        self.verbose = verbose
         self.clock = Clock()
         self.warnings: list[str] = []
         self.facts: dict[str, Json] = {}
@@ -87,6 +90,29 @@ class Screen:
         if self.quiet and not verdict:
             return
         self.out.print(plain(text), style=style, soft_wrap=True)
+
+    @contextmanager
+    def watching(self, text: str) -> Generator[None]:
+        """Shows what goes on while it does: on a terminal the phase, how far it is and the time since; elsewhere, if
+        `verbose`, a line of each phase that is over."""
+        if self.quiet:
+            yield
+        elif self.err.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            with Progress(*columns, console=self.err, transient=True) as shown:
+                task = shown.add_task(one_line(text))
+                with told_to(
+                    lambda event: shown.update(task, description=f"{one_line(text)}: {_going_on(event)}")
+                ):
+                    yield
+        elif self.verbose:
+            with told_to(lambda event: None if event.seconds is None else self._said(event)):
+                yield
+        else:
+            yield
+
+    def _said(self, event: Event) -> None:
+        self.err.print(f"{event.phase}: {event.seconds:.2f} s", markup=False, soft_wrap=True)
 
     def block(self, text: str) -> None:
         """Several lines as they are, for instance a kernel's source."""
@@ -105,6 +131,12 @@ class Screen:
             table.add_row(*(plain(cell_text(cell)) for cell in row))
         self.out.print(table)
 
+    def try_json(self) -> None:
+        """Open the file for facts, so that one that cannot be written is known before the work. Raises OSError."""
+        if self.json_path not in (None, "-"):
+            with Path(str(self.json_path)).open("a", encoding="utf-8"):
+                pass
+
     def write_json(self) -> None:
         """Write the collected facts, if asked for. Raises OSError where the file cannot be written."""
         if self.json_path is None:
@@ -114,6 +146,15 @@ class Screen:
             sys.stdout.write(text)
         else:
             Path(self.json_path).write_text(text, encoding="utf-8")
+
+
+def one_line(text: str) -> str:
+    """Text as it may stand in a line of progress, which holds names of models."""
+    return plain(" ".join(text.split())).plain
+
+
+def _going_on(event: Event) -> str:
+    return f"{event.phase} {event.done + 1} of {event.total}" if event.total else event.phase
 
 
 def plain(text: str) -> Text:

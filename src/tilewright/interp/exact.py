@@ -249,16 +249,28 @@ TRACELESS = 2.0**60
 """Numbers to whose shadows unknowns of size 1 add nothing."""
 
 
-def _told_apart(a: Array, b: Array | None = None) -> None:
-    """Raises ResidueError where shadows are so large that what is added to them leaves no trace, and residues differ:
-    a comparison would take two numbers for one."""
+NEAR = 2.0**-44
+"""Shadows that differ by less, beside their size, may be one number whose terms were added in two orders."""
+
+
+def _told_apart(a: Array, b: Array | None = None) -> tuple[Array, ...]:
+    """Numbers that are to be compared, those that are one with one shadow. Raises ResidueError where shadows are so
+    large that what is added to them leaves no trace, or so near that the order of additions decides between them, and
+    residues differ: a comparison would take two numbers for one, or chance for an order."""
     if b is None:
-        return
+        return (a,)
     a, b = np.broadcast_arrays(a, b)
-    large = (a["v"] == b["v"]) & (np.abs(a["v"]) >= TRACELESS) & np.isfinite(a["v"])
+    v, w = a["v"], b["v"]
+    size = np.maximum(np.abs(v), np.abs(w))
+    finite = np.isfinite(size)
+    large = finite & (v == w) & (size >= TRACELESS)
+    near = finite & (v != w) & (np.abs(v - w) <= NEAR * size)
     known = (a["w"] != LOST) & (b["w"] != LOST)
-    if np.any(large & (known & (a["w"] != b["w"])).any(-1)):
-        raise ResidueError("numbers too large to be told apart")
+    different = (known & (a["w"] != b["w"])).any(-1)
+    one = known.all(-1) & ~different
+    if np.any((large & different) | (near & ~one)):
+        raise ResidueError("numbers too large or too near to be told apart")
+    return a, _choose(near & one, a, b)
 
 
 def _extremum(better: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -266,8 +278,7 @@ def _extremum(better: Callable[[Array, Array], Array]) -> Callable[[Array, Array
     to 0.2 may leave no trace in its shadow)."""
 
     def apply(a: Array, b: Array) -> Array:
-        _told_apart(a, b)
-        a, b = np.broadcast_arrays(a, b)
+        a, b = _told_apart(a, b)
         alike, ahead = a["v"] == b["v"], better(a["v"], b["v"])
         for k in (2, 1, 0):
             one, other = a["w"][..., k], b["w"][..., k]
@@ -368,8 +379,7 @@ class Exact:
             if not dtype.is_float:
                 return FLOATS.apply(op, args, dtype, result)
             if op in _BY_SHADOW:
-                _told_apart(*args)
-                return FLOATS.apply(op, [a["v"] for a in args], f64, result)
+                return FLOATS.apply(op, [a["v"] for a in _told_apart(*args)], f64, result)
             return _OPS[op](*args)
 
     def _cast(self, x: Array, dtype: DType, result: DType) -> Array:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tilewright import progress
+
 T = TypeVar("T")
 
 
@@ -57,7 +59,8 @@ class PhaseRecorder:
     ) -> T:
         """Run one phase; what is `shown` of what it makes is kept."""
         start, worked = time.perf_counter(), time.process_time()
-        made = phase()
+        with progress.phase(name):
+            made = phase()
         done = FinishedPhase(name, time.perf_counter() - start, shown(made), time.process_time() - worked)
         self.trace = replace(self.trace, phases=(*self.trace.phases, done))
         return made

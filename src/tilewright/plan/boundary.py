@@ -39,10 +39,10 @@ _BEGINNINGS = (
 
 
 def boundary_of(kernel: Kernel, cover: Cover) -> Boundary:
-    """The reason that was noted for a kernel; where none was, what follows from who reads its results, or the reason of
-    the one kernel that does."""
+    """What keeps a kernel apart from who reads its results: a choice, what was noted for the one kernel that does, or
+    what follows from who they are."""
     noted = _noted(kernel)
-    if noted is not None:
+    if noted in (Boundary.REGION, Boundary.UNFUSED):
         return noted
     readers = _readers(kernel, cover)
     kernels = [step for step in readers if isinstance(step, Kernel)]
@@ -53,7 +53,7 @@ def boundary_of(kernel: Kernel, cover: Cover) -> Boundary:
     if kernels:
         together = len(kernel.ops) + len(kernels[0].ops)
         large = Boundary.LARGE if together > PARTITION.max_kernel_ops else Boundary.READER
-        return _noted(kernels[0]) or large
+        return _noted(kernels[0]) or noted or large
     outputs = {v for v in cover.graph.outputs if isinstance(v, Value)}
     return Boundary.RESULT if outputs & _with_views(kernel, cover) else Boundary.NOBODY
 

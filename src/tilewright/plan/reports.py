@@ -9,13 +9,14 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
+from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import size
 from tilewright.partition.provenance import site
 
 from .bind import names_in
 from .boundary import Boundary, boundary_of
 from .coverage import How, executor_of
-from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
+from .work import bytes_of, bytes_read, done_by, ops_by_origin, origins_of, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +24,8 @@ class Figures:
     """What one launch or call does. `ops` are the captured nodes in it, by name; `sizes` are those that the graph was
     traced with, and the figures are for them (None where a size comes from data, or an op has no declaration).
 
-    `bytes_moved` counts every operand and result once: what is read again comes from a core's own caches.
+    `bytes_moved` counts every operand and result once, of an operand the places that are asked for: what is read again
+    comes from a core's own caches.
     `flops` counts scalar operations of the bodies in units of one addition (see `ir.expr.Scalar.cost`), `exps`
     exponentials, with those that a mask makes needless: how many are left out is known when it runs."""
 
@@ -178,8 +180,9 @@ def report_of(
             names[op.origin] = cover.graph.origins[op.origin].name
     flops, exps = work_of(kernel.ops)
     stored, origins = set(kernel.outputs), cover.graph.origins
-    moved = bytes_of((*kernel.inputs, *kernel.outputs))
-    bound = bytes_of((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
+    made = bytes_of(kernel.outputs)
+    moved = dims.add(bytes_read(kernel.ops, kernel.inputs), made)
+    bound = dims.add(bytes_read(kernel.ops, [v for v in kernel.inputs if v not in stored]), made)
     return KernelReport(
         name=f"k{number}",
         ops=tuple(names.values()),

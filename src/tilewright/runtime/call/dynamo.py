@@ -113,6 +113,11 @@ class TracedWay(ReportsOfParts):
         return self.session.coverage
 
     @property
+    def source(self) -> Callable[..., object]:
+        """The target: a program around it is traced through it."""
+        return self.target
+
+    @property
     def title(self) -> str:
         """What is compiled."""
         return getattr(self.target, "__name__", type(self.target).__name__)

@@ -45,6 +45,7 @@ class ProgramWay(ReportsOfParts):
         self.program = program
         self.freeze = freeze
         self.device: torch.device | None = None
+        self.source = None
         self.title = "an exported program"
         names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
         frozen = program.weights if freeze else {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
@@ -63,6 +64,11 @@ class TargetWay(Reports, Protocol):
 
     def copied(self, memo: dict[int, object]) -> TargetWay:
         """The way of a deep copy of the target. Raises UnsupportedError where there is none."""
+        ...
+
+    @property
+    def source(self) -> Callable[..., object] | None:
+        """What a program that is traced takes in where it calls this one; None: it cannot be traced."""
         ...
 
     @property
@@ -126,6 +132,8 @@ class CompiledModel:
 
     def __call__(self, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
+        if is_compiling() and out is None and self._way.source is not None:
+            return self._way.source(*args, **kwargs)
         given = None if out is None else (out,) if isinstance(out, Tensor) else receivers(out)
         key, short = self._find(args, kwargs)
         arrays = False

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilewright import progress
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.runtime.stats import STATS
@@ -86,7 +87,8 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Conten
     refused: dict[str, KernelRefused] = {}
     failed: BuildError | None = None
     answers = zip(missing.items(), workers().submit(list(missing.values())), strict=True) if missing else ()
-    for (key, text), answer in answers:
+    for number, ((key, text), answer) in enumerate(answers):
+        progress.count("build", number, len(missing))
         try:
             found[key] = _stored(store, key, text, _answer(text, answer))
             STATS.triton += 1

@@ -1,0 +1,188 @@
+"""`python -m benchmarks.decode --json FILE`: token after token from a static cache, as users of transformers have it.
+
+Random weights of published shapes. Each contestant has a model call of its own over a cache of its own, all start from
+the same prompt and take turns; of each: milliseconds per token (median), bytes that a token must read (weights and the
+used part of the cache) beside what it reads at that rate, and whether its greedy tokens are eager's. On a GPU,
+contestants replay CUDA graphs where they can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+import tilewright
+from benchmarks import record
+
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "llama-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+                   "num_key_value_heads": 3, "vocab_size": 49152},
+    "llama-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "vocab_size": 128256},
+    "llama-2-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                   "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000},
+    "llama-3-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                   "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+}  # fmt: skip
+"""Sizes as their publishers give them; llama-135m is SmolLM's, llama-1b that of Llama 3.2."""
+
+PEERS = ("eager", "inductor", "tilewright")
+GPU_PEERS = ("eager", "inductor", "reduce-overhead", "max-autotune", "tilewright")
+WARM = 3
+"""Tokens before the clock: a graph is captured at the second call."""
+
+
+@dataclass
+class Contestant:
+    """A way to call the model, with its cache, the token it is at, and what it took."""
+
+    name: str
+    call: Callable[..., object]
+    cache: StaticCache
+    token: Tensor
+    place: int
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, model: LlamaForCausalLM) -> None:
+        """Make the next token of each row and write it down."""
+        where = torch.full((1, 1), self.place, device=self.token.device)
+        more = {"cache_position": where[0]} if "cache_position" in _parameters(model) else {}
+        made = self.call(input_ids=self.token, position_ids=where, past_key_values=self.cache, **more)
+        logits = made.logits if hasattr(made, "logits") else made  # type: ignore[attr-defined]
+        self.token = logits[:, -1:].argmax(-1)
+        self.tokens.append(int(self.token[0, 0]))
+        self.place += 1
+
+
+def _parameters(model: LlamaForCausalLM) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(type(model).forward).parameters
+
+
+def built(name: str, model: LlamaForCausalLM) -> Callable[..., object]:
+    """The call of a contestant."""
+    on_gpu = model.device.type == "cuda"
+    if name == "eager":
+        return model.forward
+    if name == "tilewright":
+        options = {"cuda_graphs": on_gpu}
+        return torch.compile(model.forward, backend=tilewright.backend, dynamic=False, options=options)
+    if name == "inductor":
+        return torch.compile(model.forward, dynamic=False)
+    return torch.compile(model.forward, mode=name, dynamic=False)
+
+
+def least_bytes(model: LlamaForCausalLM, batch: int, context: int) -> int:
+    """Bytes of the weights that a token needs (one line of the embedding), and of the used part of the cache."""
+    c, size = model.config, model.dtype.itemsize
+    weights = sum(p.numel() for p in model.parameters()) - c.vocab_size * c.hidden_size
+    if c.tie_word_embeddings:
+        weights += c.vocab_size * c.hidden_size
+    depth = c.hidden_size // c.num_attention_heads
+    cache = 2 * c.num_hidden_layers * c.num_key_value_heads * depth * context * batch
+    return (weights + cache) * size
+
+
+def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.Facts:
+    """The facts of one batch and length of context."""
+    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPES[arguments.shape], max_position_embeddings=arguments.cache)
+    model = LlamaForCausalLM(config).to(device, dtype).eval()
+    prompt = torch.randint(0, config.vocab_size, (batch, context), device=device)
+    contestants: list[Contestant] = []
+    facts: record.Facts = {
+        "batch": batch,
+        "context": context,
+        "least_bytes": least_bytes(model, batch, context),
+    }
+    failed: dict[str, record.Json] = {}
+    for name in arguments.against:
+        torch._dynamo.reset()
+        cache = StaticCache(config=config, max_cache_len=arguments.cache)
+        more = (
+            {"cache_position": torch.arange(context, device=device)}
+            if "cache_position" in _parameters(model)
+            else {}
+        )
+        first = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1, **more).logits
+        made = Contestant(name, built(name, model), cache, first[:, -1:].argmax(-1), context)
+        start = time.perf_counter()
+        try:
+            for _ in range(WARM):
+                made.step(model)
+        except Exception as error:  # noqa: BLE001  a peer's failure is a fact
+            failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            continue
+        facts[f"{name}_build_s"] = round(time.perf_counter() - start, 1)
+        contestants.append(made)
+    for _ in range(arguments.rounds):
+        for made in contestants:
+            for _ in range(arguments.tokens):
+                start = time.perf_counter()
+                made.step(model)  # the token is read, so that the device is done
+                made.seconds.append(time.perf_counter() - start)
+    told = next(c for c in contestants if c.name == "eager")
+    for made in contestants:
+        seconds = statistics.median(made.seconds)
+        facts[made.name] = {
+            "ms_per_token": round(seconds * 1e3, 3),
+            "tokens_per_s": round(batch / seconds, 1),
+            "GB_per_s": round(least_bytes(model, batch, context) / seconds / 1e9, 1),
+            "same_tokens": made.tokens == told.tokens,
+            "same_until": next(
+                (k for k, (a, b) in enumerate(zip(made.tokens, told.tokens, strict=True)) if a != b),
+                len(told.tokens),
+            ),
+        }
+    peers = [statistics.median(c.seconds) for c in contestants if c.name != "tilewright"]
+    ours = [statistics.median(c.seconds) for c in contestants if c.name == "tilewright"]
+    if ours:
+        facts["x_best_peer"] = round(min(peers) / ours[0], 3)
+    return facts | ({"failed": failed} if failed else {})
+
+
+def main() -> None:
+    """Run the batches and contexts, and write what they took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=list(SHAPES), default="llama-135m")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--context", type=int, nargs="+", default=[256])
+    parser.add_argument("--cache", type=int, default=1024, help="lines of the static cache")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of a turn")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--against", nargs="+")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    arguments.against = arguments.against or list(GPU_PEERS if arguments.device != "cpu" else PEERS)
+    torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")
+    facts: record.Facts = record.provenance(arguments.threads) | {
+        "shape": arguments.shape,
+        "dtype": arguments.dtype,
+    }
+    results: list[record.Json] = []
+    with torch.inference_mode(False), torch.no_grad():
+        for batch in arguments.batch:
+            for context in arguments.context:
+                results.append(decoded(arguments, batch, context))
+                print(results[-1], flush=True)
+                if arguments.json is not None:
+                    record.write_json(arguments.json, facts | {"results": results})
+
+
+if __name__ == "__main__":
+    main()
