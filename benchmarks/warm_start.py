@@ -36,7 +36,8 @@ model, inputs = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
 _END = """
 done = time.perf_counter()
 made = list(made) if isinstance(made, (tuple, list)) else [made]
-print(json.dumps({"seconds": done - start, "parts": parts, "sums": [float(torch.as_tensor(x).double().sum()) for x in made]}))
+sums = [float(torch.as_tensor(x).double().sum()) for x in made]
+print(json.dumps({"seconds": done - start, "parts": parts, "sums": sums}))
 """
 _PARTS = """
 import torch._dynamo, torch.export, torch._functorch.aot_autograd, torch.fx.experimental.symbolic_shapes

@@ -152,7 +152,8 @@ def _beside(data: bytes) -> Iterator[Case]:
     """Weights by reference to places that are not beside the file."""
     for name in (
         "/etc/passwd", "../up.safetensors", "a/b.safetensors", "..", "", ".hidden.safetensors", "x.tw",
-        "link.safetensors", "folder.safetensors", "absent.safetensors", "pipe.safetensors", "short.safetensors", "x\0.safetensors",
+        "link.safetensors", "folder.safetensors", "absent.safetensors", "pipe.safetensors", "short.safetensors",
+        "x\0.safetensors",
     ):  # fmt: skip
         parts = taken_apart(data)
         parts.facts["beside"] = name
@@ -331,4 +332,4 @@ def test_loading_never_needs_the_place_of_the_file(small: Saved, tmp_path: Path)
     path.write_bytes(bytes(len(small.data)))
     path.unlink()
     with torch.no_grad():
-        assert loaded(small.x)[0].shape == (4, 16)
+        assert same_results(loaded(small.x), copy.deepcopy(small.model)(small.x))

@@ -68,7 +68,7 @@ def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPa
 
 def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch) -> None:
     """All ways to pack fail: the program's own calls run, and the report says what was offered."""
-    nothing_of_ours.setattr(onednn._Window, "pack", refuse)
+    nothing_of_ours.setattr(onednn.PackedWindow, "pack", refuse)
     nothing_of_ours.setattr(onednn, "packed_parts", refuse)
     nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     with warnings.catch_warnings():

@@ -28,7 +28,7 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 16)
-        self.register_buffer("calls", torch.zeros(()))
+        self.calls = nn.Buffer(torch.zeros(()))
 
     def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         self.calls.add_(1)

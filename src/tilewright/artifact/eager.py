@@ -14,8 +14,8 @@ from tilewright.ir.graph import Graph, Operand, Value
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.sizes.host import Number, number
 from tilewright.library.select import library_cover
-from tilewright.runtime.call.call_form import CallForm, ProgramCall
 from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.call_form import CallForm, ProgramCall
 from tilewright.runtime.plan.known_sizes import Result
 
 

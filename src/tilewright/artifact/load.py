@@ -21,13 +21,13 @@ from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
 from tilewright.plan.data import Launches, Plan
-from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.product import ProductCalls
+from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import preset
@@ -184,7 +184,7 @@ class _Loader:
             return ContentStore(None).put(entry, {LIBRARY: data.tobytes()}) / LIBRARY
         handle = make("tilewright", getattr(os, "MFD_CLOEXEC", 0))
         with open(handle, "wb", closefd=False) as file:
-            file.write(memoryview(data))
+            file.write(data.data)
         return Path(f"/proc/self/fd/{handle}")
 
 

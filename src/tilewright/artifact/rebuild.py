@@ -12,7 +12,7 @@ from tilewright.artifact.text.tensors import TensorReader
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import compile_graph
-from tilewright.runtime.call.call_form import ProgramCall
+from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable
 
 from .foreign import harmless

@@ -16,8 +16,8 @@ from tilewright.capture.described import Signature
 from tilewright.errors import InputError
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.call.call_form import ProgramCall
 from tilewright.runtime.call.fast_path import Short
+from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
 
@@ -80,6 +80,7 @@ class LoadedWay:
         self.origin = origin
         self.graphs = tuple(graphs)
         self.device: torch.device | None = None
+        self.source = None
 
     @property
     def coverage(self) -> Coverage | None:

@@ -23,9 +23,10 @@ from tilewright.ir.graph import Shares
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_graph, is_watched
 from tilewright.pipeline.state import CapturedProgram
-from tilewright.runtime.call.call_form import ProgramCall
+from tilewright.plan.coverage import Coverage
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.reports import ReportsOfParts
+from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.store.cache import ContentStore, default_root, digest
 from tilewright.runtime.store.code_identity import code_identity
 from tilewright.tuning.input_limits import ARTIFACTS
@@ -48,7 +49,7 @@ class CapturedWay(ReportsOfParts):
         self.call = ProgramCall(interface.form, built.executable)  # pyright: ignore[reportArgumentType]
 
     @property
-    def coverage(self) -> object:
+    def coverage(self) -> Coverage:
         """Of the graph."""
         return self.built.coverage
 

@@ -291,7 +291,7 @@ def _inside(file: BinaryIO, sections: Sequence[Section], size: int, place: str) 
 def _filled(file: BinaryIO, size: int, place: str) -> Tensor:
     """The next bytes of a file, in memory of ours."""
     made = torch.empty(size, dtype=torch.uint8)
-    view = memoryview(made.numpy())
+    view = made.numpy().data
     done = 0
     while done < size:
         got = file.readinto(view[done:])  # pyright: ignore[reportAttributeAccessIssue]  (a raw file has it)
@@ -303,7 +303,7 @@ def _filled(file: BinaryIO, size: int, place: str) -> Tensor:
 
 def _check_hashes(sections: Sequence[Section], data: Mapping[str, Tensor], place: str) -> None:
     def fits(s: Section) -> bool:
-        return hashlib.sha256(data[s.name].numpy()).hexdigest() == s.sha256
+        return hashlib.sha256(data[s.name].numpy().data).hexdigest() == s.sha256
 
     large = [s for s in sections if s.size > ARTIFACTS.hashed_at_once_bytes]
     small = [s for s in sections if s.size <= ARTIFACTS.hashed_at_once_bytes]

@@ -68,7 +68,7 @@ def _buffer(k: int, b: Buffer, plan: Plan, constants: Sequence[Tensor]) -> None:
             raise ValueError(f"constant {b.index} is of another type")
         wanted = [(dims.static(n), dims.static(s)) for n, s in zip(spec.shape, spec.strides, strict=True)]
         for (n, s), size, stride in zip(wanted, t.shape, t.stride(), strict=True):
-            if n != size or (n > 1 and s != stride and t.numel()):
+            if n is None or n != size or (n > 1 and s != stride and t.numel()):
                 raise ValueError(f"constant {b.index} lies otherwise")
     elif b.home is Home.INPUT:
         _within("input", (b.index,), len(plan.inputs))

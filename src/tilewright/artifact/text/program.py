@@ -16,7 +16,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.text.values import Json
 from tilewright.plan.data import Plan
 from tilewright.plan.verify import check_memory
-from tilewright.runtime.call.call_form import CallForm
+from tilewright.runtime.plan.call_form import CallForm
 
 from .calls import CallReader, CallWriter
 from .check_plan import check_plan
@@ -110,11 +110,9 @@ def read_interface(told: Json, tensors: TensorReader, routines: Routines, place:
         raise damaged(f"{leaves} arguments have {len(inputs)} names", place)
     pairs = [_pair(x, place) for x in given]
     held = [t for _, t in pairs if t is not None]
-    targets = {
-        t["tensor"]
-        for _, t in (_two(x, place) for x in writes)
-        if isinstance(t, Mapping) and set(t) == {"tensor"}
-    }
+    targets = [
+        t["tensor"] for _, t in (_two(x, place) for x in writes) if isinstance(t, Mapping) and "tensor" in t
+    ]
     state = [tensors.own(t) if n in targets else tensors[t] for n, t in enumerate(held)]
     order = iter(state)
     arguments = tuple(

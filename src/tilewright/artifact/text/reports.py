@@ -59,11 +59,11 @@ class SavedCall(SavedFigures):
 
 @dataclass(frozen=True, slots=True)
 class SavedReports:
-    """All of one graph."""
+    """All of one graph: as they were saved, or as they are of one that was built again."""
 
     coverage: Coverage
-    kernels: tuple[SavedKernel, ...] = ()
-    calls: tuple[SavedCall, ...] = ()
+    kernels: tuple[SavedKernel | KernelReport, ...] = ()
+    calls: tuple[SavedCall | CallReport, ...] = ()
 
 
 class Reported(Protocol):
@@ -113,10 +113,10 @@ def read_reports(container: Container, section: str) -> SavedReports:
     """The reports of a section. Raises ArtifactError for other data."""
     told = cast("Mapping[str, Any]", container.text(section))
     try:
-        covered = dict(told["coverage"])
+        covered: dict[str, Any] = dict(told["coverage"])
         rows = {who: tuple(Row(*r) for r in covered.pop(who)) for who in ("choice", "need", "own")}
         made = SavedReports(
-            Coverage(**covered, **rows),
+            Coverage(covered["ops"], covered["generated"], covered["kernels"], **rows),
             tuple(_read_kernel(k, container) for k in told["kernels"]),
             tuple(SavedCall(**_tuples(c, "ops", "results", "refused")) for c in told["calls"]),
         )
@@ -131,7 +131,8 @@ def read_reports(container: Container, section: str) -> SavedReports:
 def _read_kernel(told: Mapping[str, Any], container: Container) -> SavedKernel:
     fields = _tuples(told, "ops")
     source = container.bytes_of(str(fields["source"]), SectionKind.SOURCE).decode()
-    return SavedKernel(**{**fields, "boundary": Boundary[fields["boundary"]], "source": source})
+    fields |= {"boundary": Boundary[fields["boundary"]], "source": source}
+    return SavedKernel(**fields)
 
 
 def _tuples(told: Mapping[str, Any], *names: str) -> dict[str, Any]:

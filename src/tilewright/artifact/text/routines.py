@@ -158,9 +158,9 @@ def _read_linear(of: Routines, fields: Fields, inner: Inner) -> Routine:
 def _write_convolution(r: PackedConvolution, inner: Inner) -> Fields:
     weight, groups = r.weight.to_dense(), r.window.groups
     if r.window.transposed:  # it is kept as [out, in / groups, ..]
-        made, inner, *kernel = weight.shape
-        weight = weight.reshape(groups, made // groups, inner, *kernel).transpose(1, 2)
-        weight = weight.reshape(groups * inner, made // groups, *kernel)
+        made, each, *kernel = weight.shape
+        weight = weight.reshape(groups, made // groups, each, *kernel).transpose(1, 2)
+        weight = weight.reshape(groups * each, made // groups, *kernel)
     window = dataclasses.astuple(r.window)
     return {
         "weight": weight, "bias": r.bias, "window": list(window), "wants": r.wants, "strides": r.strides,

@@ -49,7 +49,7 @@ class TensorWriter:
         flat = t.as_strided((span,), (1,), t.storage_offset()).view(torch.uint8)
         self._kept.append(flat)  # its address is a key
         form = (_NAMES[t.dtype], tuple(t.shape)) if t.is_contiguous() else None
-        section = self._parts.add(SectionKind.TENSOR, f"t{len(self.rows)}", memoryview(flat.numpy()), form)
+        section = self._parts.add(SectionKind.TENSOR, f"t{len(self.rows)}", flat.numpy().data, form)
         self.rows.append([section, _NAMES[t.dtype], list(t.shape), list(t.stride())])
         self._places[key] = len(self.rows) - 1
         return len(self.rows) - 1

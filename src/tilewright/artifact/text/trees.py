@@ -64,5 +64,5 @@ def _example(told: Json, place: str) -> object:
 def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
     """The parts of a structure, in any torch."""
     listed = getattr(spec, "children", None)  # of torch 2.10 on
-    found = listed() if callable(listed) else spec.children_specs
+    found = listed() if callable(listed) else spec.children_specs  # pyright: ignore[reportDeprecated]
     return list(cast("list[pytree.TreeSpec]", found))

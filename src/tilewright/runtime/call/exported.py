@@ -14,8 +14,8 @@ from tilewright.capture.signature import signature_of_program
 from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.plan.coverage import Coverage
+from tilewright.runtime.plan.call_form import CallForm, ProgramCall, Runs
 
-from .call_form import CallForm, ProgramCall, Runs
 from .fast_path import Short
 from .reports import Reports, ReportsOfParts
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError
-from tilewright.runtime.plan.arguments import Argument, deliver
-from tilewright.runtime.plan.known_sizes import Result
+from tilewright.runtime.call.fast_path import Direct, Pick, Returned, Short
+from tilewright.runtime.call.fast_path import Runs as RunsFlat
 
-from .fast_path import Direct, Pick, Returned, Short
-from .fast_path import Runs as RunsFlat
+from .arguments import Argument, deliver
+from .known_sizes import Result
 
 
 class Runs(RunsFlat, Protocol):
