@@ -36,7 +36,10 @@ def test_buffers_take_results() -> None:
     assert len(example("out_buffers")["main"]()) == 4
 
 
-def test_an_artifact_runs_where_there_is_no_compiler(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_artifact_runs_where_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent / "src"))
     assert example("artifact")["main"]() < 1e-5
     assert "0 graphs were compiled here; input: float32[batch, 32]" in capsys.readouterr().out
 
