@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.artifacts import PREFIX, Saved, put_together, same_results, taken_apart
+from tests.support.artifacts import PREFIX, Saved, mutated, put_together, same_results, taken_apart
 from torch import nn
 
 import tilewright
+from tilewright.analysis.runtime_checks import inside_of
 from tilewright.artifact.file import container
 from tilewright.artifact.foreign import harmless
 from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError
+from tilewright.capture.safe_ops import is_safe_op
+from tilewright.errors import ArtifactError, InputError
+from tilewright.ir.expr import Expr, integer, make
+from tilewright.ir.sizes import dims
+from tilewright.ir.text.values import find_op
 from tilewright.options import Options
+from tilewright.pipeline.compiler import compile_graph
 
 
 def unsealed(data: bytes) -> bytes:
@@ -131,24 +139,76 @@ def test_operations_are_those_of_the_language(op: str, pointwise: bytes, tmp_pat
 
 
 def test_places_outside_are_held_inside(pointwise: bytes, tmp_path: Path) -> None:
-    """A read far behind its tensor: what is built reads inside, and computes something or other."""
+    """Reads far in front of and behind their tensors: what is built reads inside, and computes something or other."""
+    program = _graph_of(pointwise, tmp_path)
+    for distance in (1 << 40, -(1 << 40), 1, -1):
 
-    def change(rows: list[Any]) -> None:
-        rows_of = json.loads(json.dumps(rows))
-        far = len(rows)
-        at = next(k for k, r in enumerate(rows_of) if r[0] == "axis")
-        read = next(k for k, r in enumerate(rows_of) if r[0] == "read")
-        place = [at, *rows_of[read][3][1:]]
-        # the rows that are used later must stand behind what they use
-        rows.insert(read, ["const", "i64", 1 << 40, []])
-        rows.insert(read + 1, ["add", "i64", None, [place[0], read]])
-        for r in rows[read + 2 :]:
-            r[3] = [a if a < read else a + 2 for a in r[3]]
-        rows[read + 2][3] = [read + 1, *rows[read + 2][3][1:]]
-        assert far
+        def far(x: Expr, by: int = distance) -> Expr:
+            return make("read", (dims.add(x.args[0], integer(by)), *x.args[1:]), x.dtype, x.value)
 
-    data = _changed(pointwise, change)
-    (tmp_path / "x.tw").write_bytes(data)
+        ops = [replace(op, expr=op.expr and op.expr.map_reads(far)) for op in program.graph.ops]
+        safe = harmless(replace(program, graph=program.graph.with_ops(ops)), "here")
+        for op in safe.graph.ops:
+            assert op.expr is not None
+            for x in op.expr.reads():
+                assert isinstance(x.value, int)
+                places = zip(x.args, op.inputs[x.value].shape, strict=True)
+                assert all(inside_of(i, n) is None for i, n in places)
+        runs = compile_graph(safe).executable
+        x, y = torch.randn(4, 4), torch.randn(4, 4)
+        assert runs([x, y])[0].shape == (4, 4)  # type: ignore[union-attr]
+
+
+def test_sizes_are_what_inputs_have(small: Saved, tmp_path: Path) -> None:
+    """A size that says of itself that it is large is no proof of anything."""
+    parts = taken_apart(small.data)
+    graph = parts.text("g0.graph")
+    symbols = [r[2] for r in graph["graph"]["expressions"] if r[0] == "symbol"]
+    assert symbols
+    for s in symbols:
+        s["low"] = 1000
+    parts.change_text("g0.graph", graph)
+    (tmp_path / "x.tw").write_bytes(unsealed(put_together(parts)))
     with pytest.warns(RuntimeWarning, match="built again"):
         loaded = tilewright.load(tmp_path / "x.tw")
-    assert loaded(torch.ones(4, 4), torch.ones(4, 4)).shape == (4, 4)
+    with pytest.raises(InputError, match="range"):
+        loaded(small.x)
+
+
+@pytest.mark.parametrize("name", ["s0;", "system(1)", "", "s-1", "x", "s1 ", "S0", "s" + "1" * 50])
+def test_names_are_those_of_sizes(name: str, small: Saved, tmp_path: Path) -> None:
+    parts = taken_apart(small.data)
+    text = parts.body("g0.graph").decode()
+    old = next(r[2]["symbol"] for r in parts.text("g0.graph")["graph"]["expressions"] if r[0] == "symbol")
+    parts.change("g0.graph", text.replace(json.dumps(old), json.dumps(name)).encode())
+    with pytest.raises(ArtifactError):
+        harmless(_graph_of(put_together(parts), tmp_path), "here")
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "aten.from_file.default",
+        "aten.resize_.default",
+        "aten.set_.source_Storage",
+        "aten.add_.Tensor",
+        "mkldnn._linear_pointwise.default",
+    ],
+)
+def test_calls_are_of_functional_ops_of_torch(op: str) -> None:
+    found = find_op(op)
+    assert found is not None and not is_safe_op(found)
+    assert is_safe_op(torch.ops.aten.sort.default) and not is_safe_op(print)
+
+
+def test_mutated_graphs_are_refused_or_harmless(small: Saved, tmp_path: Path) -> None:
+    """Whatever a graph says: it is refused in words, or what is left of it obeys the laws of graphs."""
+    draw, refused = random.Random(2), 0
+    for _ in range(60):
+        parts = taken_apart(small.data)
+        parts.change_text("g0.graph", mutated(parts.text("g0.graph"), draw))
+        try:
+            harmless(_graph_of(put_together(parts), tmp_path), "here").graph.verify()
+        except ArtifactError:
+            refused += 1
+    assert refused > 20

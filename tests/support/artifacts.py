@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,3 +134,23 @@ def same_results(got: Any, want: Any) -> bool:
     """Whether two results of the small model are the same, but for rounding."""
     pairs = [(got[0], want[0]), (got[1]["sum"], want[1]["sum"]), (got[1]["calls"], want[1]["calls"])]
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """A value of JSON with one part of it changed."""
+    if isinstance(value, dict) and value:
+        name = draw.choice(sorted(value))
+        kind = draw.random()
+        if kind < 0.1:
+            return {k: v for k, v in value.items() if k != name}
+        if kind < 0.15:
+            return {**value, "more": 1}
+        return {**value, name: mutated(value[name], draw)}
+    if isinstance(value, list) and value:
+        at = draw.randrange(len(value))
+        if draw.random() < 0.1:
+            return [*value[:at], *value[at + 1 :]]
+        return [*value[:at], mutated(value[at], draw), *value[at + 1 :]]
+    return draw.choice(
+        [None, True, -1, 0, 1, 7, 1 << 40, -(1 << 63), 0.5, "", "s0", "os.system", "aten.add.Tensor", [], {}]
+    )
