@@ -18,7 +18,7 @@ SAME_ROLE: Mapping[str, tuple[str, str]] = {
     "Trace": ("pipeline.trace report.records", "what a report sees of it"),
     "ModelSegment": ("capture.onnx.split runtime.call.graph_breaks", "what the runtime sees of it"),
     "Split": ("capture.onnx.split runtime.call.graph_breaks", "what the runtime sees of it"),
-    "Runs": ("runtime.call.exported runtime.call.fast_path", "each says what it needs of what runs"),
+    "Runs": ("runtime.call.fast_path runtime.plan.call_form", "each says what it needs of what runs"),
     "Evaluator": ("interp.evaluate lower.evaluate", "expressions to arrays, and to statements"),
     "Loop": ("ir.graph ir.program.statements", "steps of a graph, and of a program"),
     "Buffer": ("ir.program.statements plan.data", "memory of a program, and of a plan"),

@@ -5,17 +5,33 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .options import Options
 
 if TYPE_CHECKING:
+    from tilewright.artifact.load import load
     from tilewright.runtime.call.model import CompiledModel
 
     from .api import backend, compilations, compile, reset, stats, synchronize
+    from .keep.saving import save
 
-__all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats", "synchronize"]
+__all__ = [
+    "CompiledModel",
+    "Options",
+    "backend",
+    "compilations",
+    "compile",
+    "load",
+    "reset",
+    "save",
+    "stats",
+    "synchronize",
+]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -23,7 +39,9 @@ _HOME = {
     "backend": "tilewright.api",
     "compilations": "tilewright.api",
     "compile": "tilewright.api",
+    "load": "tilewright.artifact.load",
     "reset": "tilewright.api",
+    "save": "tilewright.keep.saving",
     "stats": "tilewright.api",
     "synchronize": "tilewright.api",
 }
@@ -34,8 +52,21 @@ def __dir__() -> list[str]:
     return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
 
 
+@contextmanager
+def _without_collector() -> Generator[None]:
+    """Without the cycle collector: modules live to the end, and a full collection looks at all that torch has made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> object:
     """What needs torch is imported when first used, so that the command line's help is quick."""
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        with _without_collector():
+            return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")

@@ -44,6 +44,7 @@ from tilewright.runtime.stats import STATS, Stats
 
 from .errors import InputError, UnknownKeyword, UnsupportedError, near_match, warn
 from .files import FileWay, program_way
+from .keep.captures import FileBytes
 from .options import Options, OptionValue
 
 P = ParamSpec("P")
@@ -250,8 +251,9 @@ def _way(
         if not path.endswith(".onnx"):
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
         with reading():
+            file = FileBytes.of(path) if options.cache else None
             module = _moved(load(path), device)
-        return FileWay(module, options, naming, device, path)
+        return FileWay(module, options, naming, device, path, file)
     if device is not None:
         held = (*target.parameters(), *target.buffers()) if isinstance(target, torch.nn.Module) else ()
         if any(t.device.type != device.type or device.index not in (None, t.device.index or 0) for t in held):

@@ -83,6 +83,13 @@ class ModelError(TilewrightError):
     """A model file that cannot be read: corrupt, truncated, inconsistent or hostile."""
 
 
+class ArtifactError(TilewrightError):
+    """An artifact that is not used: damaged, for another machine or version, or code that nobody vouches for."""
+
+    def __init__(self, message: str, *, op: str = "", place: str = "", hint: str = "") -> None:
+        super().__init__(message, phase="load", op=op, place=place, hint=hint)
+
+
 class UnsupportedError(TilewrightError):
     """Outside what Tilewright does: a library call under `strict`, double backward, an op with no path."""
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from tilewright.artifact.text.program import Interface
+from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
 from tilewright.capture.onnx import (
     Flat,
@@ -23,7 +25,6 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
-from tilewright.capture.signature import Signature, signature_of_program
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
@@ -38,6 +39,7 @@ from tilewright.runtime.plan.steps import CALLED
 from tilewright.tuning.input_limits import MODELS
 
 from .errors import InputError, ModelError, TilewrightError, UnsupportedError
+from .keep.captures import CapturedWay, FileBytes, KeptCaptures
 from .options import Options
 
 LOG = logging.getLogger("tilewright")
@@ -45,6 +47,9 @@ LOG = logging.getLogger("tilewright")
 
 _RAISED = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """What ops raise of their arguments."""
+
+AnyWay = ProgramWay | CapturedWay | Pieces | EagerRegion
+"""What runs calls of some sizes."""
 
 Cut = Callable[[], Split | FlatSplit]
 """Gives a model in segments."""
@@ -70,18 +75,21 @@ class FileGraphs:
         nodes: Sequence[str],
         cut: Cut | None,
         options: Options,
+        kept: KeptCaptures | None = None,
     ) -> None:
-        """`nodes` are its nodes, by name. `cut` gives it in segments, where control flow in it depends on data."""
-        self.ways: list[ProgramWay | Pieces | EagerRegion] = []
+        """`nodes` are its nodes, by name. `cut` gives it in segments, where control flow in it depends on data. `kept`
+        are graphs that were captured before."""
+        self.ways: list[AnyWay] = []
+        self._kept = kept
         self._module = module
         self._dims = dims
         self._nodes = nodes
         self._cut = cut
         self._options = options
-        self.program: Exported | None = None
-        """What was traced last."""
+        self.last: ProgramWay | CapturedWay | None = None
+        """The graph compiled last."""
 
-    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | EagerRegion:
+    def chosen(self, inputs: Sequence[Tensor]) -> AnyWay:
         """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
         sizes: dict[str, int] = {}
         equal = True
@@ -91,7 +99,14 @@ class FileGraphs:
         for way in self.ways:
             if way.admits(inputs):
                 return way
-        return self._eager() if len(self._nodes) > MODELS.max_file_nodes else self._traced(inputs, equal)
+        if len(self._nodes) > MODELS.max_file_nodes:
+            return self._eager()
+        known = self._kept.get(inputs) if self._kept is not None else None
+        if known is not None and known.admits(inputs):
+            self.last = known
+            self.ways.append(known)
+            return known
+        return self._traced(inputs, equal)
 
     def _eager(self) -> EagerRegion:
         """The whole model as a library region. Raises UnsupportedError under `strict`."""
@@ -107,7 +122,7 @@ class FileGraphs:
         self.ways.append(made)
         return made
 
-    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces | EagerRegion:
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> AnyWay:
         """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
         size 0 and 1 fixed."""
         wanted = self._dims
@@ -132,10 +147,10 @@ class FileGraphs:
                 continue
             if not fits(program, inputs):
                 continue
-            self.program = program
-            made = program_way(program, self._options)
+            made = self.last = program_way(program, self._options)
             if made.admits(inputs):
                 self.ways.append(made)
+                self._keep(inputs, made)
                 return made
             unfit.append(made)
         if self._cut is not None and not self._options.strict:
@@ -146,6 +161,13 @@ class FileGraphs:
         if unfit:
             return unfit[0]  # it says why when it runs
         raise refused or InputError("the model does not fit these inputs", phase="input")
+
+    def _keep(self, inputs: Sequence[Tensor], made: ProgramWay) -> None:
+        """Let other processes have what was captured."""
+        if self._kept is not None and isinstance(made.built, Compiled):
+            names, outputs = self._kept.inputs, self._kept.outputs
+            interface = Interface(made.call.form, names, made.described(names, outputs), made.conditions)
+            self._kept.put(inputs, interface, made.built)
 
 
 def _declared_name(name: str | None) -> str | None:
@@ -164,8 +186,11 @@ class FileWay:
         naming: Naming,
         device: torch.device | None = None,
         place: str = "",
+        file: FileBytes | None = None,
     ) -> None:
-        """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file."""
+        """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file; `file` what
+        was in it, if all of the model was."""
+        self._bytes = file if device is None else None
         self.module = module
         self.place = place
         self.source = None
@@ -195,12 +220,12 @@ class FileWay:
     def signature(self) -> Signature | None:
         """Of the graph compiled last, with the file's names; None where the model is not one graph. Compiles for
         typical sizes if there is none."""
-        if not any(graphs.program for _, graphs in self._kinds):
+        if not any(graphs.last for _, graphs in self._kinds):
             self._typical()
-        program = next((g.program for _, g in reversed(self._kinds) if g.program is not None), None)
-        if program is None:
+        last = next((g.last for _, g in reversed(self._kinds) if g.last is not None), None)
+        if last is None:
             return None
-        found = signature_of_program(program, () if self._nests else self.names, self.module.output_names)
+        found = last.described(() if self._nests else self.names, self.module.output_names)
         return found.named(lambda name, dim: _declared_name(self._dims.get(name, {}).get(dim)))
 
     @property
@@ -242,8 +267,21 @@ class FileWay:
         """Of each graph compiled so far."""
         return tuple(c for w in self._ways() for c in w.compilations)
 
-    def _ways(self) -> list[ProgramWay | Pieces | EagerRegion]:
+    def _ways(self) -> list[AnyWay]:
         return [w for _, graphs in self._kinds for w in graphs.ways]
+
+    def program_ways(self) -> list[ProgramWay | CapturedWay]:
+        """The graphs compiled so far, for typical sizes if there is none. Raises UnsupportedError where the model is
+        not made of whole graphs of tensors."""
+        self._typical()
+        found = [w for w in self._ways() if isinstance(w, (ProgramWay, CapturedWay))]
+        if self._nests or len(found) < len(self._ways()):
+            what = "inputs that are sequences" if self._nests else "control flow that depends on data"
+            raise UnsupportedError(
+                f"a model with {what} cannot be kept in an artifact yet", phase="save", place=self.place,
+                hint="compile the file where it runs (warm caches make that quick)",
+            )  # fmt: skip
+        return found
 
     def unchanged(self) -> bool:
         """A file's weights are its own."""
@@ -271,13 +309,11 @@ class FileWay:
             raise
         return result, self._short(way, (*args, *kwargs.values()), tensors)
 
-    def _short(
-        self, way: ProgramWay | Pieces | EagerRegion, leaves: Sequence[object], tensors: Sequence[Tensor]
-    ) -> Short | None:
+    def _short(self, way: AnyWay, leaves: Sequence[object], tensors: Sequence[Tensor]) -> Short | None:
         """The way of calls whose tensors have the same types, sizes and devices, which alone decide what was checked
         here and which graph was chosen. None where an input was converted, or nests others."""
         places = {id(x): k for k, x in enumerate(leaves)}
-        if self._nests or not isinstance(way, ProgramWay) or len(places) != len(leaves):
+        if self._nests or not isinstance(way, (ProgramWay, CapturedWay)) or len(places) != len(leaves):
             return None
         if len(leaves) != len(tensors) or any(id(t) not in places for t in tensors):
             return None
@@ -333,7 +369,7 @@ class FileWay:
                 return
         raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
-    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces | EagerRegion, Sequence[Tensor]]:
+    def _chosen(self, inputs: Sequence[object]) -> tuple[AnyWay, Sequence[Tensor]]:
         """The graph for such inputs, and the tensors that it takes."""
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
         tensors, nesting = flatten_inputs(inputs) if self._nests else (inputs, None)
@@ -349,7 +385,11 @@ class FileWay:
         nodes = [step.label for step in module.program.steps]
         if nesting is None:
             cut = (lambda: split(module)) if module.data_dependent else None
-            made = FileGraphs(module, [self._dims[n] for n in self.names], nodes, cut, options)
+            dims = [self._dims[n] for n in self.names]
+            kept = None
+            if self._bytes is not None:
+                kept = KeptCaptures(self._bytes, self.names, module.output_names, dims, options)
+            made = FileGraphs(module, dims, nodes, cut, options, kept)
         else:
             dims = [
                 self._dims[self.names[owner]] or {d: f"?{k}.{d}" for d in range(t.dim())}

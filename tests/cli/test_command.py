@@ -137,7 +137,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def request(**asked: object) -> CommandRequest:
     """One that asks for nothing but what is given."""
     nothing = {"files": (), "shapes": (), "dims": (), "dtypes": (), "device": None, "precision": None}
-    how = {"threads": None, "strict": False, "freeze": None, "options": (), "seed": 0}
+    how = {"threads": None, "strict": False, "freeze": None, "options": (), "seed": 0, "trust": False}
     given = {"model": "m", **nothing, **how, **asked, "screen": show.Screen(None)}
     return CommandRequest(**given)  # type: ignore[arg-type]
 

@@ -36,6 +36,14 @@ def test_buffers_take_results() -> None:
     assert len(example("out_buffers")["main"]()) == 4
 
 
+def test_an_artifact_runs_where_there_is_no_compiler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent / "src"))
+    assert example("artifact")["main"]() < 1e-5
+    assert "0 graphs were compiled here; input: float32[batch, 32]" in capsys.readouterr().out
+
+
 def test_every_example_has_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'example("{p.stem}")' in text for p in FOLDER.glob("*.py"))

@@ -68,8 +68,8 @@ def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPa
 
 def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch) -> None:
     """All ways to pack fail: the program's own calls run, and the report says what was offered."""
-    nothing_of_ours.setattr(onednn._Window, "pack", refuse)
-    nothing_of_ours.setattr(onednn, "_packed", refuse)
+    nothing_of_ours.setattr(onednn.PackedWindow, "pack", refuse)
+    nothing_of_ours.setattr(onednn, "packed_parts", refuse)
     nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -82,7 +82,7 @@ def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours
 
 def test_packing_that_fails_leaves_leading_dims(nothing_of_ours: pytest.MonkeyPatch) -> None:
     """The program's own product is of a matrix, and what is read in its place has three dims."""
-    nothing_of_ours.setattr(onednn, "_packed", refuse)
+    nothing_of_ours.setattr(onednn, "packed_parts", refuse)
     nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     net = nn.Sequential(nn.Linear(2048, 640), nn.GELU()).eval()
     options = {"measure": False, "freeze": True}
@@ -118,7 +118,7 @@ def test_an_epilogue_that_fails_stays_apart(
     check(*net, compiled(*net))
 
 
-@pytest.mark.parametrize("form", [onednn._Conv, onednn._Linear])
+@pytest.mark.parametrize("form", [onednn.PackedConvolution, onednn.PackedLinear])
 def test_a_first_run_that_fails_is_done_by_the_program(
     form: type, net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,9 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Share, 
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number, size
-from tilewright.plan import CallStep, Copy, Home, Part, Plan, Spec, View, build_plan
+from tilewright.plan import CallStep, Copy, Home, Part, Plan, Spec, View
 from tilewright.plan.bind import bind_symbols
+from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import Coverage, Row, coverage_of
 
 N, M = symbol("n"), symbol("m")

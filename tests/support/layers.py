@@ -26,7 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("runtime", "report", "_build"),
     ("pipeline",),
-    ("measure", "peak_memory", "api", "files", "bisection", "cli"),
+    ("artifact",),
+    ("measure", "peak_memory", "api", "files", "keep", "bisection", "cli"),
     ("__init__", "__main__"),
 )
 Sources = Mapping[str, str]

@@ -15,7 +15,8 @@ from tilewright.pipeline.executables import executable
 from tilewright.pipeline.phases import PHASES
 from tilewright.pipeline.state import PlannedGraph
 from tilewright.pipeline.trace import Trace
-from tilewright.plan import Launches, Plan, build_plan
+from tilewright.plan import Launches, Plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.verified import UNWRITTEN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 
 from .aliasing.bodies import with_copies_of_what_bodies_leave
@@ -47,24 +47,6 @@ class Exported:
     """Of sizes, where they are wider than those that the program was traced with."""
     constants: Mapping[int, object] = field(default_factory=dict[int, object])
     """What stood in flat arguments at export that were no tensors and became part of the program: None, numbers."""
-
-    def flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-        """The flat arguments of a call. Raises InputError if they are nested in another way than at export, or if one
-        that became part of the program is another now."""
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        if spec != self.in_spec:
-            raise InputError(
-                f"the arguments are nested as {spec}, the program takes {self.in_spec}", phase="input"
-            )
-        for k, wanted in self.constants.items():
-            given = leaves[k]
-            if isinstance(given, Tensor) or repr(given) != repr(wanted):
-                shown = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
-                raise InputError(
-                    f"{self.inputs[k]} is {shown}, the program was exported for {wanted!r}", phase="input",
-                    place=f"input {self.inputs[k]}", hint="export it again with that value",
-                )  # fmt: skip
-        return leaves
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:

@@ -118,6 +118,7 @@ def _of_models() -> tuple[Callable[[Command], Command], ...]:
             help="Any other compiler option.",
         ),
         option("--seed", default=0, show_default=True, help="Of random inputs."),
+        option("--trust", is_flag=True, help="Run the machine code of a MODEL.tw that another user has made."),
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ class _Group(click.Group):
 def cli() -> None:
     """Compile PyTorch and ONNX models into faster ones.
 
-    MODEL is an .onnx file, or package.module:function returning (module, example_inputs).
+    MODEL is an .onnx file, package.module:function returning (module, example_inputs), or a .tw file that `compile
+    MODEL -o FILE.tw` made.
 
     Exit codes: 0 done, 1 error, 2 wrong use, 3 unsupported, 4 failed check, 130 interrupted.
 
@@ -58,14 +59,22 @@ def inspect_(request: CommandRequest) -> int:
         "tilewright compile model.onnx",
         "tilewright compile model.onnx --shape x=1x3x640x640 --threads 2",
         "tilewright compile pkg.mod:make --dim x:0=batch[1..64] --json out.json",
+        "tilewright compile model.onnx -o model.tw; tilewright run model.tw",
     ),
 )
+@click.option(
+    "-o", "--output", metavar="FILE.tw", help="Keep what was compiled there; every verb takes it as MODEL."
+)
+@click.option(
+    "--weights", type=click.Choice(["inside", "beside"]), default="inside", show_default=True,
+    help="Where -o keeps weights: in the file, or beside it as safetensors.",
+)  # fmt: skip
 @verb
-def compile_(request: CommandRequest) -> int:
+def compile_(request: CommandRequest, output: str | None, weights: str) -> int:
     """Compile MODEL and show its coverage and the time of each phase, to the end of a first run."""
     from . import work
 
-    return work.compile_model(request)
+    return work.compile_model(request, output, weights)
 
 
 @cli.command(

@@ -10,6 +10,7 @@ from typing import cast
 from torch import Tensor, fx
 
 from tilewright import measure
+from tilewright.artifact.way import LoadedWay
 from tilewright.errors import InputError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
@@ -33,6 +34,7 @@ from tilewright.report.taken import (
 )
 from tilewright.report.texts import size
 from tilewright.report.write import check_writable, write
+from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
@@ -99,6 +101,8 @@ def _compiled(request: CommandRequest, timed: bool) -> tuple[Compiled, dict[int,
     clocks: dict[int, StepClock] = {}
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
+        if timed and isinstance(model.target, CompiledModel) and isinstance(model.target.way, LoadedWay):
+            clocks |= {id(g): g.clocked() for g in model.target.way.graphs}
         with _clocks(clocks if timed else None):
             compiled, _ = compiled_and_run(request, model, chosen.inputs)
         _repeat(compiled, chosen.inputs, list(clocks.values()))

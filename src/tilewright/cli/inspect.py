@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tilewright import measure
-from tilewright.capture.signature import Signature, TensorInfo
+from tilewright.artifact.way import LoadedWay
+from tilewright.capture.described import Signature, TensorInfo
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.phases import check_phases
@@ -20,7 +21,7 @@ from .model import Model
 from .request import CommandRequest, ExitCode
 from .show import Cell, Json
 from .sizes import Chosen
-from .work import options_of, prepared, target_of, threads_of
+from .work import options_of, prepared, refuse_changes, target_of, threads_of
 
 
 class _Seen(TilewrightError):
@@ -31,6 +32,11 @@ def inspect_model(request: CommandRequest) -> int:
     """`inspect`: inputs, outputs, dims, ops."""
     with request.progress(f"reading {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
+        if isinstance(model.target, CompiledModel):
+            refuse_changes(request)
+            _show_signature(request, model, chosen, model.target.signature)
+            _show_artifact(request, model.target)
+            return ExitCode.OK
         compiled, states = _planned(request, model, chosen)
         signature = compiled.signature if states else None
     _show_signature(request, model, chosen, signature)
@@ -89,6 +95,19 @@ def _show_signature(
     held = {id(t): t.numel() * t.element_size() for t in (*model.eager.parameters(), *model.eager.buffers())}
     screen.line(f"weights take {size(sum(held.values()))}")
     screen.facts["weight_bytes"] = sum(held.values())
+
+
+def _show_artifact(request: CommandRequest, model: CompiledModel) -> None:
+    """What is compiled in it, and for which machine."""
+    coverage = model.coverage
+    assert isinstance(model.way, LoadedWay)
+    request.screen.line(str(coverage))
+    request.screen.line(model.way.origin)
+    request.screen.facts |= {
+        "coverage": str(coverage),
+        "kernels": coverage.kernels,
+        "artifact": model.way.origin,
+    }
 
 
 def _kind(info: TensorInfo) -> str:

@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tilewright.artifact import load as artifact
+from tilewright.artifact.way import LoadedWay
 from tilewright.capture import onnx
 from tilewright.errors import InputError
 
 from .request import Precision
 
 SUFFIX = ".onnx"
+ARTIFACT = ".tw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,14 @@ class _Function(nn.Module):
         return self._call(*inputs)
 
 
-def load(text: str) -> Model:
-    """Resolve MODEL: a path that ends in `.onnx`, or `package.module:function`.
+def load(text: str, *, trust: bool = False) -> Model:
+    """Resolve MODEL: a path that ends in `.onnx` or `.tw`, or `package.module:function`. `trust`: run the machine code
+    of an artifact whoever made it.
 
     Raises InputError for what cannot be found or returns the wrong thing, ModelError for a broken file.
     """
+    if text.endswith(ARTIFACT):
+        return _from_artifact(Path(text), trust=trust)
     if text.endswith(SUFFIX):
         path = Path(text)
         if not path.is_file():
@@ -69,9 +75,31 @@ def load(text: str) -> Model:
         return Model(path.name, path, module, names, None, module.input_specs)
     module_name, colon, attribute = text.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        hint = f"give a path that ends in {SUFFIX}, or package.module:function"
+        hint = f"give a path that ends in {SUFFIX} or {ARTIFACT}, or package.module:function"
         raise InputError(f"{text!r} names no model", phase="cli", hint=hint)
     return _from_python(text, module_name, attribute)
+
+
+def _from_artifact(path: Path, *, trust: bool) -> Model:
+    """An artifact: compiled already, and as torch would run the graph inside."""
+    if not path.is_file():
+        raise InputError(
+            "no such file", phase="cli", place=str(path), hint="`compile MODEL -o FILE.tw` makes one"
+        )
+    loaded = artifact.load(path, trust=trust)
+    assert isinstance(loaded.way, LoadedWay)
+    free = {s.symbol: s.name for s in loaded.signature.sizes} | {
+        s.name: s.name for s in loaded.signature.sizes
+    }
+    specs = tuple(
+        onnx.InputSpec(
+            t.name,
+            t.dtype,
+            None if t.shape is None else tuple(n if isinstance(n, int) else free.get(n) for n in t.shape),
+        )
+        for t in loaded.inputs
+    )
+    return Model(path.name, loaded, loaded.way.eager(), tuple(s.name for s in specs), None, specs)
 
 
 def _from_python(text: str, module_name: str, attribute: str) -> Model:

@@ -47,6 +47,7 @@ class Asked:
     freeze: bool | None
     options: tuple[str, ...]
     seed: int
+    trust: bool
 
     def asked(self) -> dict[str, Any]:
         """These fields by name, without those of a subclass."""

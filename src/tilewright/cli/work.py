@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,8 +18,10 @@ from tilewright.options import PREFIX, Options
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 from tilewright.report.records import CallRecord, Compiled, KernelRecord, WorkRecord, result_of
+from tilewright.report.texts import size
+from tilewright.runtime.call.model import CompiledModel
 
-from .model import Model, load, moved, parse_pairs, placed
+from .model import ARTIFACT, Model, load, moved, parse_pairs, placed
 from .request import CommandRequest, ExitCode, Precision
 from .show import Cell, Json
 from .sizes import Chosen, choose, dims_of, shown
@@ -60,7 +64,7 @@ def prepared(request: CommandRequest) -> tuple[Model, Chosen]:
         importlib.import_module("tilewright.api")
     with clock.phase("read model"):
         precision = None if request.precision is None else Precision(request.precision)
-        model = placed(load(request.model), request.device, precision)
+        model = placed(load(request.model, trust=request.trust), request.device, precision)
     with clock.phase("choose inputs"):
         chosen = choose(request, model)
         device = None if request.device is None else torch.device(request.device)
@@ -84,9 +88,26 @@ def target_of(request: CommandRequest, model: Model) -> tuple[object, dict[str, 
 def compile_for(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
     """Compile as requested."""
     compile_: Callable[..., Compiled] = importlib.import_module("tilewright.api").compile
+    if isinstance(model.target, CompiledModel):
+        refuse_changes(request)
+        return cast(Compiled, model.target)
     target, given = target_of(request, model)
     options = options_of(request)
     return compile_(target, inputs, strict=request.strict, freeze=request.freeze, options=options, **given)
+
+
+def refuse_changes(request: CommandRequest) -> None:
+    """Raise InputError where something is asked of an artifact that was decided when it was made."""
+    asked = {
+        "--dim": request.dims, "--option": request.options, "--strict": request.strict,
+        "--freeze": request.freeze is not None, "--precision": request.precision, "--device": request.device,
+    }  # fmt: skip
+    for name, given in asked.items():
+        if given:
+            raise InputError(
+                f"an artifact is compiled already: {name}", phase="cli", op=request.model,
+                hint="give it to `tilewright compile MODEL -o FILE.tw`",
+            )  # fmt: skip
 
 
 def compiled_and_run(
@@ -172,8 +193,11 @@ def microseconds(record: WorkRecord) -> float | None:
 # The verbs.
 
 
-def compile_model(request: CommandRequest) -> int:
-    """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too."""
+def compile_model(request: CommandRequest, output: str | None, weights: str) -> int:
+    """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too. The file `output`
+    keeps what was compiled."""
+    if output is not None:
+        check_output(Path(output))
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
         compiled, _ = compiled_and_run(request, model, chosen.inputs)
@@ -186,8 +210,25 @@ def compile_model(request: CommandRequest) -> int:
         if isinstance(plan, Plan):
             screen.facts["plan"] = to_json(plan)
     clock.until_now("show")
+    if output is not None:
+        with request.progress(f"writing {output}"):
+            importlib.import_module("tilewright.keep.saving").save(compiled, output, weights=weights)
+        bytes_written = Path(output).stat().st_size
+        screen.line(f"kept in {output} ({size(bytes_written)})")
+        screen.facts |= {"output": output, "output_bytes": bytes_written}
+        clock.until_now("save")
     show_phases(request, clock.phases, clock.seconds)
     return ExitCode.OK
+
+
+def check_output(path: Path) -> None:
+    """Raise InputError for a file that could not be written, before any work is done."""
+    if path.suffix != ARTIFACT:
+        raise InputError(
+            f"{path} is no name of an artifact", phase="cli", op="-o", hint=f"end it in {ARTIFACT}"
+        )
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError("the file cannot be written", phase="cli", op="-o", place=str(path))
 
 
 def run_model(request: CommandRequest, save: str | None) -> int:

@@ -31,13 +31,15 @@ from tilewright.errors import (
     VerifyError,
     warn,
 )
+from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import keep_as_calls, library_cover
 from tilewright.options import Options
-from tilewright.plan import Home, Plan, build_plan
+from tilewright.plan import Home, Plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import Coverage
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.runtime.call.asked import tracing_ends
@@ -54,8 +56,8 @@ from tilewright.tuning.search_limits import BUILDING
 from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
-from .place import find_missing, machine_of, place_of
-from .state import CompileRequest, PlannedGraph, State
+from .place import DevicePlace, find_missing, machine_of, place_of
+from .state import CapturedProgram, CompileRequest, PlannedGraph, State
 from .trace import PhaseRecorder, Trace
 
 LOG = logging.getLogger("tilewright")
@@ -76,6 +78,8 @@ class Compilation:
     graphs: Graphs | None = None
     machine: Target | None = None
     """What kernels were generated for, if any were."""
+    captured: CapturedProgram | None = None
+    """None for what runs as it was captured."""
 
     @property
     def trace(self) -> Trace:
@@ -139,6 +143,11 @@ Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Co
 _WATCHERS: list[Watcher] = []
 
 
+def is_watched() -> bool:
+    """Whether captured graphs are shown to somebody now."""
+    return bool(_WATCHERS)
+
+
 @contextmanager
 def watch_compilations(by: Watcher) -> Generator[None]:
     """What is compiled meanwhile, on any thread, is shown to `by`."""
@@ -190,8 +199,38 @@ def compile_fx(
         make = partial(executable, made, options, guards=guards, saves=first_saved(gm), kind=kind)
         runs = run("bind", make, _nothing)
         graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-        compilation = Compilation(kind, made.coverage, run, made.kernels, made.calls, graphs, made.machine)
+        compilation = Compilation(
+            kind, made.coverage, run, made.kernels, made.calls, graphs, made.machine,
+            CapturedProgram(graph, shares, traced, options),
+        )  # fmt: skip
         return _noted(gm, frozen or {}, runs, compilation, options)
+
+
+def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = ()) -> Compiled:
+    """Compile a graph that was captured before, perhaps by another process, for inference on the CPU. Sizes must fulfil
+    the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError under
+    `strict`, and CompilerMissing if the compiler that the options name does not work."""
+    run, options = PhaseRecorder(), program.options
+    with without_collector(), no_python_dispatcher():
+        asked = CompileRequest(
+            run, options, DevicePlace("cpu"), program.shares, program.traced, _compile_body, False
+        )
+        try:
+            made = _generated(asked, program.graph)
+        except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+            if options.strict or isinstance(refused, CompilerMissing):
+                raise
+            warn(f"runs without generated code: {refused}", RuntimeWarning)
+            STATS.fallbacks += 1
+            made = _as_calls(asked, program.graph)
+    STATS.graphs += 1
+    runs = run("bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing)
+    made_of = Compilation(
+        "inference", made.coverage, run, made.kernels, made.calls, None, made.machine, program
+    )
+    COMPILATIONS.add(runs, made_of)
+    LOG.info("%s", made_of)
+    return Compiled(runs, made_of)
 
 
 def _nothing(made: object) -> None:

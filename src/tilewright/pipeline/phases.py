@@ -21,7 +21,7 @@ from tilewright.library.specialise import specialise
 from tilewright.library.written.parts import with_written_parts
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
-from tilewright.plan import build_plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import coverage_of
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin

@@ -20,7 +20,7 @@ from tilewright.errors import TilewrightError
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
-from tilewright.plan import build_plan
+from tilewright.plan.build import build_plan
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.target import MemoryKind

@@ -56,6 +56,16 @@ class PlannedGraph:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CapturedProgram:
+    """What the phases start from, for whoever wants to run them again."""
+
+    graph: Graph
+    shares: tuple[Share, ...]
+    traced: SizeHints
+    options: Options
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CompileRequest:
     """What is asked for beside the graph: how, where, whose memory its outputs may be (`shares`), the sizes that it was
     `traced` with. A caller who is `trusted` checks sizes and types on each call. A graph that is `repeated` runs step

@@ -17,7 +17,7 @@ from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
-from tilewright.plan import build_plan
+from tilewright.plan.build import build_plan
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import COMPARISON, TRIAL

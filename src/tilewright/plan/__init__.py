@@ -1,6 +1,5 @@
 """What to run: buffers, launches, library calls, and how sizes are found from the inputs."""
 
-from .build import build_plan
 from .data import (
     Binding,
     Buffer,
@@ -31,5 +30,4 @@ __all__ = [
     "PlanSegment",
     "Spec",
     "View",
-    "build_plan",
 ]

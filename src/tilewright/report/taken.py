@@ -10,11 +10,11 @@ from typing import cast
 
 from tilewright.analysis.dependence.properties import size as size_of
 from tilewright.capture.signature import Signature
-from tilewright.ir.graph import LibraryCall, Value
+from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step, ViewStep
 from tilewright.ir.sizes.host import size
 from tilewright.partition.choose_kernels import ChosenRegions
-from tilewright.plan import CallStep, Plan
+from tilewright.plan import CallStep, Copy, Launches, Plan, View
 from tilewright.runtime.plan.bound import intermediate_bytes, live_bytes
 from tilewright.runtime.plan.clocked import StepClock
 from tilewright.target import MemoryKind
@@ -50,32 +50,41 @@ class ExplainedStep:
 
 def explained_steps(graph: GraphWork, clock: StepClock | None = None) -> list[ExplainedStep]:
     """Kernels and calls in the order of the cover; those of loops' bodies, which run within a call, behind."""
-    cover, plan = result_of(graph, "partition"), result_of(graph, "plan")
-    called = _called(plan) if isinstance(plan, Plan) else None
-    order: list[Kernel | LibraryStep] = []
-    for step in cover.steps if isinstance(cover, Cover) else ():
-        if isinstance(step, Kernel):
-            order.append(step)
-        elif isinstance(step, LibraryStep) and step.op.call is not None:
-            if step.op.call.part is None or called is None or step.op.call in called:
-                order.append(step)  # else a kernel stores the lines where they belong
+    order = _order(graph)
     kernels, calls = list(graph.kernels), list(graph.calls)
-    count = sum(isinstance(step, Kernel) for step in order)
+    count = sum(is_kernel for is_kernel, _ in order)
     times = {
         True: _seconds(clock and clock.launches, count),
         False: _seconds(clock and clock.called, len(order) - count),
     }
     found: list[ExplainedStep] = []
-    for step in order:
-        is_kernel = isinstance(step, Kernel)
+    for is_kernel, step in order:
         records: list[KernelRecord] | list[CallRecord] = kernels if is_kernel else calls
         if records:
             found.append(ExplainedStep(records.pop(0), is_kernel, times[is_kernel].pop(0), step))
     return [*found, *(ExplainedStep(k, True) for k in kernels), *(ExplainedStep(c, False) for c in calls)]
 
 
-def _called(plan: Plan) -> list[LibraryCall]:
-    return [s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
+def _order(graph: GraphWork) -> list[tuple[bool, Step | None]]:
+    """Whether each step is a kernel or a call, and the step of the cover; what was loaded has a plan alone."""
+    cover, plan = result_of(graph, "partition"), result_of(graph, "plan")
+    planned = [s for segment in plan.segments for s in segment.steps] if isinstance(plan, Plan) else []
+    if not isinstance(cover, Cover):
+        kinds = [
+            [(True, None)] * len(s.launches) if isinstance(s, Launches) else [(False, None)]
+            for s in planned
+            if not isinstance(s, View | Copy)
+        ]
+        return [kind for group in kinds for kind in group]
+    called = [s.call for s in planned if isinstance(s, CallStep)] if planned else None
+    order: list[tuple[bool, Step | None]] = []
+    for step in cover.steps:
+        if isinstance(step, Kernel):
+            order.append((True, step))
+        elif isinstance(step, LibraryStep) and step.op.call is not None:
+            if step.op.call.part is None or called is None or step.op.call in called:
+                order.append((False, step))  # else a kernel stores the lines where they belong
+    return order
 
 
 def _seconds(timed: Mapping[int, list[float]] | None, count: int) -> list[float | None]:

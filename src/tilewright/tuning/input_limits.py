@@ -204,3 +204,32 @@ class ExampleLimits:
 
 
 EXAMPLES = ExampleLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactLimits:
+    """Artifacts: what is refused before it is read."""
+
+    max_header_bytes: int = 16 << 20
+    """Bytes of the table of sections."""
+    max_text_bytes: int = 1 << 30
+    """Bytes of one section that is read as JSON."""
+    max_sections: int = 1 << 18
+    """Sections of one file."""
+    max_depth: int = 200
+    """Levels to which values in JSON nest."""
+    max_expression_nodes: int = 1 << 14
+    """Parts of one expression in a file that nobody vouches for."""
+    max_rank: int = 64
+    """Dims of a tensor: torch has no more."""
+    max_graphs: int = 64
+    """Graphs of one file."""
+    hashed_at_once_bytes: int = 4 << 20
+    """Sections of more bytes are hashed side by side."""
+    max_kept_capture_bytes: int = 256 << 20
+    """A model file of more bytes is captured anew by each process: its weights would fill the store."""
+    max_key_seconds: float = 1.0
+    """Seconds that a process waits for a key that another one is about to make."""
+
+
+ARTIFACTS = ArtifactLimits()

@@ -21,7 +21,8 @@ from tilewright.ir.graph import LibraryCall, Operand, Spare
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.ops import pointwise
 from tilewright.ir.sizes import dims
-from tilewright.plan import Plan, build_plan
+from tilewright.plan import Plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.data import Home
 from tilewright.runtime.cuda import driver, executable
 from tilewright.runtime.cuda.driver import DriverOutOfMemory

@@ -18,7 +18,8 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.kernel import Cover
-from tilewright.plan import Plan, build_plan
+from tilewright.plan import Plan
+from tilewright.plan.build import build_plan
 from tilewright.runtime.cuda.driver import Device, DriverError
 from tilewright.runtime.cuda.graph import Fixed, Graphs, Quick, _Exit, _Sizes, ports_of
 from tilewright.runtime.plan.tensors import maker_on

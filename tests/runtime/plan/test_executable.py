@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value, Write
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.sizes import dims
-from tilewright.plan import build_plan
+from tilewright.plan.build import build_plan
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import TRUSTED, Executable, Guards
 from tilewright.runtime.plan.tensors import lay_out, memory_range, repeats_memory, same_layout

@@ -41,7 +41,7 @@ def logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
     return narrow(b, _scan(b, "logcumsumexp", x, dim, reduction.logsumexp(acc), acc), x.dtype)
 
 
-def _latest(dtype: DType, better: str) -> Reduction:
+def latest(dtype: DType, better: str) -> Reduction:
     """State (value, index): the last of equals wins, the last NaN wins over all. Index -1 = no element yet."""
     av, bv, ai, bi = slot("a", 0, dtype), slot("b", 0, dtype), slot("a", 1, i64), slot("b", 1, i64)
     wins = call(better, bv, av)
@@ -59,7 +59,7 @@ def _latest(dtype: DType, better: str) -> Reduction:
 
 def extremum(b: Builder, x: Value, dim: int, smallest: bool) -> tuple[Value, Value]:
     """(running maximum or minimum along `dim`, index of its last occurrence so far)."""
-    name, reducer = ("cummin", _latest(x.dtype, "le")) if smallest else ("cummax", _latest(x.dtype, "ge"))
+    name, reducer = ("cummin", latest(x.dtype, "le")) if smallest else ("cummax", latest(x.dtype, "ge"))
     if not x.shape:
         return pointwise(b, name, lambda e: e, x), pointwise(b, name, lambda _: const(0, i64), x)
     axes = output_axes(x.shape)

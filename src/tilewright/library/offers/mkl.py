@@ -30,19 +30,20 @@ def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
     if not isinstance(task, Product) or not torch.backends.mkl.is_available():
         return ()
     rows = dims.static(dims.prod(task.shape[:-1]))
-    found = [Offer("plain", lambda: _Linear(known.used_weight(), bias, task.shape).call())]
+    found = [Offer("plain", lambda: MklLinear(known.used_weight(), bias, task.shape).call())]
     if rows:
-        found.append(Offer("mkl", lambda: _packed(known.used_weight(), rows, bias, task.shape).call()))
+        found.append(Offer("mkl", lambda: packed_for(known.used_weight(), rows, bias, task.shape).call()))
     return found
 
 
-def _packed(weight: Tensor, rows: int, bias: Tensor | None, shape: tuple[Expr, ...]) -> _Linear:
+def packed_for(weight: Tensor, rows: int, bias: Tensor | None, shape: tuple[Expr, ...]) -> MklLinear:
+    """The product with a weight that is packed for so many rows."""
     held = weight.contiguous()
-    return _Linear(held, bias, shape, mkl._mkl_reorder_linear_weight.default(held, rows), rows)
+    return MklLinear(held, bias, shape, mkl._mkl_reorder_linear_weight.default(held, rows), rows)
 
 
 @dataclass(frozen=True, eq=False)
-class _Linear(Fusible):
+class MklLinear(Fusible):
     """x [.., K] times a frozen weight, which may be `packed` for so many `rows`, plus a vector."""
 
     weight: Tensor

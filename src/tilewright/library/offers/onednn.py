@@ -39,9 +39,9 @@ def offers(known: KnownOperands, target: Target) -> Sequence[Offer]:
     task, bias = known.task, known.bias
     match task:
         case Product():
-            make = lambda: _Linear(_packed(known.used_weight()), bias, task.shape).call()  # noqa: E731
+            make = lambda: PackedLinear(packed_parts(known.used_weight()), bias, task.shape).call()  # noqa: E731
         case Convolution() if len(task.shape) != 3:
-            window = _Window(
+            window = PackedWindow(
                 list(task.padding), list(task.output_padding), list(task.stride), list(task.dilation), task.groups,
                 task.transposed, tuple(n for pair in reversed(task.uneven) for n in pair),
             )  # fmt: skip
@@ -161,7 +161,7 @@ def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], weight.shape[1])
 
 
-def _packed(weight: Tensor) -> tuple[Tensor, ...]:
+def packed_parts(weight: Tensor) -> tuple[Tensor, ...]:
     """A weight [N, K] in the library's own form, cut along K into parts of at most `ONEDNN.max_sum_chain`."""
     count = max(1, -(-weight.shape[1] // ONEDNN.max_sum_chain))
     step = max(1, -(-weight.shape[1] // count))
@@ -170,7 +170,7 @@ def _packed(weight: Tensor) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Linear(Fusible):
+class PackedLinear(Fusible):
     """x [.., K] times a packed weight, plus a vector, then an activation."""
 
     weights: tuple[Tensor, ...]
@@ -220,7 +220,7 @@ class _Linear(Fusible):
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class PackedWindow:
     """The numbers of a convolution, one list entry per dim of space."""
 
     padding: list[int]
@@ -242,11 +242,11 @@ class _Window:
         sides = [
             (dims.static(s) or ONEDNN.assumed_image_side) + n for s, n in zip(source[2:], more, strict=True)
         ]
-        packed = self.pack(
-            weight.contiguous(), [1, dims.static(source[1]) or ONEDNN.assumed_image_side, *sides]
-        )
+        size = (1, dims.static(source[1]) or ONEDNN.assumed_image_side, *sides)
+        packed = self.pack(weight.contiguous(), list(size))
         vector = bias.contiguous() if bias is not None else None
-        return _Conv(packed, vector, self, channels_last(source), channels_last(shape)).call()
+        strides = channels_last(source), channels_last(shape)
+        return PackedConvolution(packed, vector, self, *strides, size=size).call()
 
     def pack(self, weight: Tensor, size: list[int]) -> Tensor:
         """The weight in the library's own form, best for an input of `size`."""
@@ -269,16 +269,18 @@ def _same(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Conv(Fusible):
+class PackedConvolution(Fusible):
     """A convolution with a packed weight, plus a vector, then a sum or an activation. Channels lie innermost."""
 
     weight: Tensor
     bias: Tensor | None
-    window: _Window
+    window: PackedWindow
     wants: tuple[Expr, ...]
     strides: tuple[Expr, ...]
     attribute: Attribute = PLAIN
     added: bool = False
+    size: tuple[int, ...] = ()
+    """That of the image for which the weight was packed."""
 
     def call(self) -> LibraryCall:
         """The library call on x alone, or on x and the tensor that the result is added to, whose memory it takes."""

@@ -19,15 +19,17 @@ from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
-from tilewright.capture.signature import Signature, signature_of_call
+from tilewright.capture.described import Signature
+from tilewright.capture.signature import signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
+from tilewright.options import Options
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.input_limits import GRAPHS
 
 from .asked import asking
-from .dynamic_dims import Dim, Naming, by_name
+from .dynamic_dims import Dim, Example, Naming, by_name, example_of
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
 from .resized import sizes_changed, told
@@ -37,6 +39,7 @@ class Sessions(Reports, Protocol):
     """What the entry point hands down: a backend for Dynamo, and what it has compiled."""
 
     recorder: GraphRecorder | None
+    options: Options
 
     def fresh(self) -> Sessions:
         """Another one of the same options."""
@@ -96,6 +99,8 @@ class TracedWay(ReportsOfParts):
         self._compiled = _on_its_own_account(target, self._watched)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
+        self.examples: list[Example] = []
+        """The forms of calls that something was compiled for, oldest first."""
 
     @property
     def coverage(self) -> Coverage | None:
@@ -176,6 +181,9 @@ class TracedWay(ReportsOfParts):
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         _refuse_modes()
         given = by_name(self.target, args, kwargs)
+        example = example_of(args, kwargs)
+        if example not in self.examples and len(self.examples) < GRAPHS.max_short_ways:
+            self.examples.append(example)
         with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given)):
             try:
                 return self._compiled(*args, **kwargs)

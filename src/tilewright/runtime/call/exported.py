@@ -7,26 +7,17 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
+from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
-from tilewright.capture.signature import Signature, signature_of_program
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.capture.signature import signature_of_program
+from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Expr
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.plan.arguments import Argument, deliver
-from tilewright.runtime.plan.known_sizes import Result
+from tilewright.runtime.plan.call_form import CallForm, ProgramCall, Runs
 
-from .fast_path import Direct, Pick, Returned, Short
-from .fast_path import Runs as RunsFlat
+from .fast_path import Short
 from .reports import Reports, ReportsOfParts
-
-
-class Runs(RunsFlat, Protocol):
-    """Runs flat arguments, and says whether it can."""
-
-    def admits(self, args: Sequence[Argument]) -> bool:
-        """Whether the sizes fit."""
-        ...
 
 
 class CompiledGraph(Reports, Protocol):
@@ -61,10 +52,16 @@ class ProgramWay(ReportsOfParts):
         self.built = build(program.gm, {name: t.resolve_neg() for name, t in frozen.items()})
         held = {**program.state, **({} if freeze else program.weights)}
         flat = {name: k for k, name in enumerate(program.inputs)}
-        self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
-        self._perhaps_negated = tuple(
-            i for i, (k, t) in enumerate(self._args) if k is not None or (t is not None and t.is_neg())
+        form = CallForm(
+            program.inputs,
+            tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held),
+            program.in_spec,
+            program.out_spec,
+            program.writes,
+            program.written,
+            program.constants,
         )
+        self.call = ProgramCall(form, self.built.executable)
 
     @property
     def coverage(self) -> Coverage:
@@ -74,7 +71,16 @@ class ProgramWay(ReportsOfParts):
     @property
     def signature(self) -> Signature:
         """What it takes and gives."""
-        return signature_of_program(self.program, (), ())
+        return self.described((), ())
+
+    def described(self, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
+        """The same with other names, where these are as many."""
+        return signature_of_program(self.program, inputs, outputs)
+
+    @property
+    def conditions(self) -> tuple[Expr, ...]:
+        """What must hold of sizes."""
+        return self.program.conditions
 
     @property
     def done(self) -> Coverage:
@@ -103,7 +109,7 @@ class ProgramWay(ReportsOfParts):
         self._leaves(args, kwargs)
 
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
-        return self.program.flatten(args, kwargs)
+        return self.call.form.flatten(args, kwargs)
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
@@ -112,52 +118,13 @@ class ProgramWay(ReportsOfParts):
         return self.run(self._leaves(args, kwargs), out), None
 
     def admits(self, leaves: Sequence[object]) -> bool:
-        """Whether the program was made for sizes like those of these flat arguments."""
-        return self.built.executable.admits(self._given(leaves))
-
-    def _given(self, leaves: Sequence[object]) -> list[Argument]:
-        given = [leaves[k] if k is not None else held for k, held in self._args]
-        for i in self._perhaps_negated:
-            a = given[i]
-            given[i] = a.resolve_neg() if isinstance(a, Tensor) else a
-        return given  # pyright: ignore[reportReturnType]
+        """As of `ProgramCall`."""
+        return self.call.admits(leaves)
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
-        """The program's result for flat arguments."""
-        given = self._given(leaves)
-        writes = self.program.writes
-        with torch.no_grad():
-            if out is not None and not writes:
-                results = self.built.executable(given, out)
-            else:
-                results = self.built.executable(given)
-            places = {k: self._write(leaves, target, results[k]) for k, target in writes.items()}
-        written = self.program.written
-        returned = [
-            places[written[k]] if k in written else r for k, r in enumerate(results) if k not in writes
-        ]
-        result = pytree.tree_unflatten(returned, self.program.out_spec)
-        if out is not None and writes:
-            return deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])
-        return result
+        """As of `ProgramCall`."""
+        return self.call.run(leaves, out)
 
     def direct(self, places: Sequence[int]) -> Short | None:
-        """A short way for calls whose leaf `places[k]` is flat argument k; None where the program writes to arguments.
-        It checks no more than sizes: what else arguments must be, its caller has seen."""
-        if self.program.writes:
-            return None
-        picks = [Pick(places[k]) if k is not None else Pick(-1, held) for k, held in self._args]
-        results = [Returned(k) for k in range(self.program.out_spec.num_leaves)]
-        run = Direct(self.built.executable, picks, results, self.program.out_spec)
-
-        def short(leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
-            with torch.no_grad():
-                return run(leaves, out)
-
-        return short
-
-    def _write(self, leaves: Sequence[object], target: Tensor | int, value: Result) -> Tensor:
-        place = leaves[target] if isinstance(target, int) else target
-        if not isinstance(place, Tensor) or not isinstance(value, Tensor):
-            raise InputError("the program writes to an argument that is no tensor", phase="input")
-        return place.copy_(value)
+        """As of `ProgramCall`."""
+        return self.call.direct(places)

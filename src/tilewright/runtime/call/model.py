@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
-from tilewright.capture.signature import Signature, TensorInfo
+from tilewright.capture.described import Signature, TensorInfo
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
@@ -109,6 +109,11 @@ class CompiledModel:
     def __init__(self, way: TargetWay) -> None:
         self._way = way
         self._short: dict[tuple[object, ...], Short] = {}
+
+    @property
+    def way(self) -> TargetWay:
+        """How the target is compiled and called."""
+        return self._way
 
     def __copy__(self) -> CompiledModel:
         """Another callable of the same target."""

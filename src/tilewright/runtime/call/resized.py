@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.capture.signature import Signature, TensorInfo
+from tilewright.capture.described import Signature, TensorInfo
 
 Change = tuple[str, int, int, int | str]
 """An input, a dim of it, its size before, and what it is now."""

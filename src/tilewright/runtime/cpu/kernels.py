@@ -62,7 +62,8 @@ class Launchers:
     native_call: Callable[[object], NativeCall] | None
 
 
-def _text() -> str:
+def launcher_text() -> str:
+    """The text of the library of launchers."""
     return "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
 
 
@@ -75,7 +76,7 @@ def launchers(store: ContentStore, options: Options) -> Launchers:
     with _lock:
         if not _launchers:
             found = pool(store, options)
-            library = built([_text()], (), store, options)
+            library = built([launcher_text()], (), store, options)
             library.tw_attach.argtypes = [ctypes.c_void_p] * 3
             library.tw_attach(found.parallel, found.scratch, found.resizing)
             launch = library.tw_launch
@@ -91,6 +92,7 @@ class NativeUnit:
     """Kernels of a shared object. `threads` None follows torch's thread count at each launch."""
 
     def __init__(self, path: Path, store: ContentStore, options: Options) -> None:
+        self.path = path
         self._library = load(path)
         self.kernels = int(ctypes.c_int64.in_dll(self._library, "tw_kernel_count").value)
         rows = (_Row * max(1, self.kernels)).in_dll(self._library, "tw_kernels")

@@ -238,7 +238,10 @@ def build(sources: Sequence[Source], target: Target, store: ContentStore, option
 
 
 def build_texts(texts: Sequence[str], flags: Sequence[str], store: ContentStore, options: Options) -> Path:
-    """As `build`, from plain texts and the flags of a target."""
+    """As `build`, from plain texts and the flags of a target; what was given for them needs no compiler."""
+    given = _GIVEN.get(texts_identity(texts, flags)) if _GIVEN else None
+    if given is not None:
+        return given
     compiler = find_compiler(options)
     if compiler is None:
         raise CompilerMissing(
@@ -253,6 +256,25 @@ def build_texts(texts: Sequence[str], flags: Sequence[str], store: ContentStore,
         with store.single_flight(key):
             found = store.get(key) or _compile(compiler, texts, words, key, store)
     return found / LIBRARY
+
+
+_GIVEN: dict[str, Path] = {}
+"""Libraries that came with an artifact, by what they are built from."""
+
+
+def texts_identity(texts: Sequence[str], flags: Sequence[str]) -> str:
+    """Digest of all that a library depends on but the compiler."""
+    return digest(_FORMAT, _header_digest(), f"{sys.platform} {platform.machine()}", *flags, "--", *texts)
+
+
+def give_library(identity: str, path: Path) -> None:
+    """From now on, the library at `path` is what this process takes for texts of an identity."""
+    _GIVEN.setdefault(identity, path)
+
+
+def is_given(identity: str) -> bool:
+    """Whether there is such a library already."""
+    return identity in _GIVEN
 
 
 def toolchain(target: Target, options: Options) -> str:

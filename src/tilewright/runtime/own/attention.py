@@ -66,12 +66,13 @@ def attention_call(owner: AttentionOwner, given: FrozenAttention) -> LibraryCall
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
     operands = tuple(Operand(k) for k in range(4 if given.masked else 3))
     return LibraryCall(
-        "attention", _Routine(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1, own=True,
+        "attention", OwnAttention(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
+        own=True,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Routine(Routine):
+class OwnAttention(Routine):
     """Attention of a task, with a mask that is frozen if there is one."""
 
     owner: AttentionOwner

@@ -97,6 +97,11 @@ Packed = Callable[[], Tensor]
 """Gives a packed weight, always the same."""
 
 
+def source() -> str:
+    """The text of the native side."""
+    return "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+
+
 _libraries: dict[tuple[object, ...], ctypes.CDLL] = {}
 _lock = threading.Lock()
 
@@ -106,6 +111,5 @@ def load_library(flags: tuple[str, ...], store: ContentStore, options: Options) 
     key = (*flags, options.compiler, os.environ.get("CXX"))
     with _lock:
         if key not in _libraries:
-            text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
-            _libraries[key] = built([text], flags, store, options)
+            _libraries[key] = built([source()], flags, store, options)
         return _libraries[key]

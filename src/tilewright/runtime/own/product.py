@@ -111,7 +111,7 @@ class ProductCalls:
         taps = weight[0, 0].numel() if weight.dim() > 2 else 1
         sizes = (weight.shape[0], weight.shape[1], taps)
         return FusedProduct(
-            self, self._packed_later(usable, way), padded(bias, self.panel), sizes, window, task, way, usable
+            self, self.packed_later(usable, way), padded(bias, self.panel), sizes, window, task, way, usable
         ).call()
 
     def _way(self, task: FrozenProduct, weight: Tensor, window: ConvWindow | None) -> NativeMethod | None:
@@ -149,7 +149,7 @@ class ProductCalls:
             found = self._unusual(weight)
         return None if found & _NOT_FINITE else weight
 
-    def _packed_later(self, weight: Tensor, way: NativeMethod) -> Packed:
+    def packed_later(self, weight: Tensor, way: NativeMethod) -> Packed:
         """Gives the weight as the native side reads it."""
         match way:
             case NativeMethod.SUMS:

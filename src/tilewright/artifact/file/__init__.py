@@ -1,0 +1,1 @@
+"""The file itself: its sections, its seal, and JSON in one form. Every byte is checked before anything is read."""

@@ -1,0 +1,112 @@
+"""Tensors as sections: their elements as they lie in memory, with type, shape and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tilewright.artifact.file.container import Container, Parts, SectionKind
+from tilewright.artifact.file.strict_json import damaged
+from tilewright.errors import UnsupportedError
+from tilewright.ir.dtype import DTYPES
+from tilewright.ir.text.values import Json
+from tilewright.runtime.plan.tensors import torch_dtype
+from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES
+
+_TYPES = {name: torch_dtype(t) for name, t in DTYPES.items()}
+_NAMES = {t: name for name, t in _TYPES.items()}
+
+
+class TensorWriter:
+    """The table of tensors of a file that is written."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.rows: list[Json] = []
+        self._parts = parts
+        self._places: dict[tuple[object, ...], int] = {}
+        self._kept: list[Tensor] = []
+
+    def place(self, t: Tensor, what: str) -> int:
+        """The row of a tensor. Raises UnsupportedError for one whose elements are not plain memory."""
+        plain = type(t) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and t.layout is torch.strided
+        if not plain or t.dtype not in _NAMES or t.is_quantized:
+            raise UnsupportedError(
+                f"{what} is a tensor that an artifact cannot hold ({type(t).__name__}, {t.layout}, {t.dtype})",
+                phase="save", op=what, hint="make it a plain tensor first",
+            )  # fmt: skip
+        t = t.detach().resolve_neg().resolve_conj().cpu()
+        span = _span(t.shape, t.stride())
+        key = (
+            (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())
+            if span
+            else (t.dtype, tuple(t.shape), t.stride())
+        )
+        known = self._places.get(key)
+        if known is not None:
+            return known
+        flat = t.as_strided((span,), (1,), t.storage_offset()).view(torch.uint8)
+        self._kept.append(flat)  # its address is a key
+        form = (_NAMES[t.dtype], tuple(t.shape)) if t.is_contiguous() else None
+        section = self._parts.add(SectionKind.TENSOR, f"t{len(self.rows)}", flat.numpy().data, form)
+        self.rows.append([section, _NAMES[t.dtype], list(t.shape), list(t.stride())])
+        self._places[key] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+
+class TensorReader:
+    """The table of tensors of a file that is read; each is made when it is asked for, always the same."""
+
+    def __init__(self, container: Container, rows: Json) -> None:
+        self._container = container
+        self._place = f"{container.place}, section tensors"
+        if not isinstance(rows, (list, tuple)):
+            raise damaged("its table of tensors is none", self._place)
+        self._rows: Sequence[Json] = rows
+        self._made: dict[int, Tensor] = {}
+
+    def __getitem__(self, k: object) -> Tensor:
+        if type(k) is not int or not 0 <= k < len(self._rows):
+            raise damaged(f"it has no tensor {str(k)[:40]}", self._place)
+        if k not in self._made:
+            self._made[k] = self._read(self._rows[k])
+        return self._made[k]
+
+    def own(self, k: object) -> Tensor:
+        """A copy that the program may write to."""
+        return self[k].clone(memory_format=torch.preserve_format)
+
+    def _read(self, row: Json) -> Tensor:
+        match row:
+            case [str(section), str(kind), [*shape], [*strides]] if kind in _TYPES:
+                sizes, steps = _numbers(shape), _numbers(strides)
+                data = self._container.tensor(section, SectionKind.TENSOR)
+                if (
+                    sizes is None
+                    or steps is None
+                    or len(sizes) != len(steps)
+                    or len(sizes) > ARTIFACTS.max_rank
+                ):
+                    raise damaged(f"tensor {section} has no such shape", self._place)
+                count, span, dtype = 1, _span(sizes, steps), _TYPES[kind]
+                for n in sizes:
+                    count *= n
+                if span * dtype.itemsize != data.numel() or count > MODEL_FILES.max_tensor_elements:
+                    raise damaged(
+                        f"tensor {section} has {data.numel()} bytes, which is not its shape", self._place
+                    )
+                return data.view(dtype).as_strided(sizes, steps)
+            case _:
+                raise damaged(f"there is no such tensor: {str(row)[:80]}", self._place)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last in memory."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _numbers(given: Sequence[Json]) -> list[int] | None:
+    """Sizes or strides; None unless all are."""
+    found = [n for n in given if type(n) is int and 0 <= n <= MODEL_FILES.max_shape_product]
+    return found if len(found) == len(given) else None
