@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.analysis.reads import bytes_read
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
@@ -16,7 +17,7 @@ from tilewright.partition.provenance import site
 from .bind import names_in
 from .boundary import Boundary, boundary_of
 from .coverage import How, executor_of
-from .work import bytes_of, bytes_read, done_by, ops_by_origin, origins_of, work_of
+from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """The bytes that move at each level of memory.
 
-    DEVICE             =   each stored value once, and each value that a step reads once for that step
+    DEVICE             =   each stored value once, and what a step asks for of each value that it reads, once for that step
     HOST               =   each value there once: it is brought to the device, where steps read it
     SHARED, REGISTER   =   each value once for the op that makes it, and once for each op that reads it
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.analysis.dependence.properties import size
+from tilewright.analysis.reads import bytes_read
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims, host
 from tilewright.target import MemoryKind
 
@@ -41,6 +43,11 @@ def moved_bytes(tilegraph: TileGraph) -> dict[MemoryKind, Expr]:
         if e.consumer is not None and not e.consumer.is_view:
             here[e.value, e.consumer if e.on_chip else e.consumer.step, False] = None
     return {
-        level: dims.add(*(size(v).bytes for v, _, _ in found)) if found else dims.ZERO
+        level: dims.add(*(_bytes(*access) for access in found)) if found else dims.ZERO
         for level, found in sorted(accesses.items())
     }
+
+
+def _bytes(value: Value, by: object, made: bool) -> Expr:
+    """Bytes of one access; of a step that reads, those that are asked for."""
+    return bytes_read(by.ops, [value]) if isinstance(by, Kernel) and not made else size(value).bytes
