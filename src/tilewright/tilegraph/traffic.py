@@ -1,6 +1,6 @@
 """The bytes that move at each level of memory.
 
-    DEVICE             =   each stored value once, and what a step asks for of each value that it reads, once for that step
+    DEVICE             =   each stored value once, and of each value that a step reads what it asks for, once
     HOST               =   each value there once: it is brought to the device, where steps read it
     SHARED, REGISTER   =   each value once for the op that makes it, and once for each op that reads it
 
