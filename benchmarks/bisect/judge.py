@@ -19,7 +19,7 @@ from benchmarks.bisect.planting import Bug, planted
 from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
 from tilewright.bisection.states import CompiledStates
-from tilewright.cli import training
+from tilewright.cli.checking import training
 
 ATTEMPTS = 12
 """Places in a kernel's text or a graph that are tried until one makes the result wrong."""

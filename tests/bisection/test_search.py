@@ -23,9 +23,9 @@ from click.testing import CliRunner
 import tilewright
 from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
-from tilewright.cli.check import SAME, again
+from tilewright.cli.checking.check import SAME, again
+from tilewright.cli.checking.reproduction import FailedCheck, written
 from tilewright.cli.command import cli
-from tilewright.cli.reproduction import FailedCheck, written
 
 NEAR = 4.0
 """Allowed in a state of its own rounding, in units of what is allowed: planted defects make more than a hundred."""

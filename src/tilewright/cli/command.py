@@ -125,6 +125,7 @@ def bench_(request: CommandRequest, **asked: Any) -> int:
     "check",
     examples=(
         "tilewright check model.onnx",
+        "tilewright check model.onnx --against onnxruntime",
         "tilewright check pkg.mod:make --backward",
         "tilewright check pkg.mod:make --bisect --reproduction wrong.py",
     ),
@@ -137,12 +138,13 @@ def bench_(request: CommandRequest, **asked: Any) -> int:
 @click.option(
     "--reproduction", default="wrong.py", show_default=True, metavar="FILE", help="Written by --bisect."
 )
+@click.option("--against", default="none", metavar="NAMES", help="The same rule for onnxruntime, inductor.")
 @verb
-def check_(request: CommandRequest, k: float | None, backward: bool, bisect: bool, reproduction: str) -> int:
+def check_(request: CommandRequest, **asked: Any) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
-    from . import check
+    from .checking import check
 
-    return check.check_model(request, k, backward=backward, bisect=bisect, file=reproduction)
+    return check.check_model(request, check.CheckPlan(**asked))
 
 
 @cli.command(

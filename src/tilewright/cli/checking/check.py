@@ -13,14 +13,15 @@ from torch import Tensor
 from tilewright import measure
 from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
 from tilewright.bisection import Bisection, Finding, bar, excess
+from tilewright.cli.model import Model
+from tilewright.cli.request import CommandRequest, ExitCode
+from tilewright.cli.work import compile_for, prepared, threads_of
 from tilewright.errors import InputError
 from tilewright.report.records import Compiled
 
 from . import training
-from .model import Model
+from .departure import first_departure, peers_of, show_failure, show_peers
 from .reproduction import CASE, FailedCheck, written
-from .request import CommandRequest, ExitCode
-from .work import compile_for, prepared, threads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +71,23 @@ def _inferred(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...])
     return CheckedModel(compiled, run, eager, measure.flatten(in_float64(model.eager)(*inputs)))
 
 
-def check_model(
-    request: CommandRequest,
-    k: float | None,
-    *,
-    backward: bool = False,
-    bisect: bool = False,
-    file: str = CASE,
-) -> int:
-    """`check`: the fp64 rule for every output, or for what a training step makes; `CHECK_FAILED` if one fails.
-    With `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
+@dataclass(frozen=True, slots=True)
+class CheckPlan:
+    """How a model is checked: errors allowed (`k`; None: the rule's), a training step instead of results, whether what
+    makes it wrong is searched and the program that shows it goes to `reproduction`, and the peers to be checked too."""
+
+    k: float | None = None
+    backward: bool = False
+    bisect: bool = False
+    reproduction: str = CASE
+    against: str = "none"
+
+
+def check_model(request: CommandRequest, plan: CheckPlan) -> int:
+    """`check`: the fp64 rule for every output, or for what a training step makes; `CHECK_FAILED` if one fails."""
+    k, backward, bisect, peers = plan.k, plan.backward, plan.bisect, peers_of(plan.against)
     found: Finding | None = None
+    departure = ""
     with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
         inputs = chosen.inputs
@@ -90,10 +97,17 @@ def check_model(
             verdict = trial.verdict(k)
         if bisect and not verdict.passed:
             found = bisection.search(lambda: excess(trial.verdict(k)), excess(verdict))
+        elif not backward and not verdict.passed:
+            departure = first_departure(request, model, inputs)
     _show(request, trial, verdict)
+    if departure:
+        show_failure(request, departure)
+    if peers and not backward:
+        workload = measure.Workload(model.name, model.runnable, inputs)
+        show_peers(request, peers, workload, trial.eager, trial.exact, k)
     if found is not None:
         _show_finding(request, found)
-        place = written(Path(file), FailedCheck.of(request, k, backward, found))
+        place = written(Path(plan.reproduction), FailedCheck.of(request, k, backward, found))
         request.screen.line(f"run it again with: python {place}")
         request.screen.facts["reproduction"] = str(place)
     return ExitCode.OK if verdict.passed else ExitCode.CHECK_FAILED

@@ -6,21 +6,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tilewright.bisection import Finding
+from tilewright.cli.request import Asked, CommandRequest
+from tilewright.cli.show import Screen
 from tilewright.errors import InputError
 from tilewright.tuning.search_limits import BISECTION
-
-from .request import Asked, CommandRequest
-from .show import Screen
 
 CASE = "wrong.py"
 """Where it is written, unless a name is given."""
 
 TEMPLATE = """# What `tilewright check --bisect` found: run it with Python, from the same folder.
 # It runs the model without and with the part that makes it wrong; the exit code is 1 while it is wrong.
-from tilewright.cli.check import again
-from tilewright.cli.reproduction import Case
+from tilewright.cli.checking.check import again
+from tilewright.cli.checking.reproduction import FailedCheck
 
-CASE = Case(
+CASE = FailedCheck(
 {fields}
 )
 
