@@ -38,7 +38,7 @@ def tensors_of(optimizer: Optimizer, parameters: list[Parameter]) -> list[Tensor
 )
 @pytest.mark.filterwarnings("ignore:Profiler")
 def test_a_step_copies_nothing(name: str) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     first = [torch.randn(s, dtype=torch.float64) for s in SHAPES]
     ours, theirs = ([Parameter(t.clone()) for t in first] for _ in range(2))

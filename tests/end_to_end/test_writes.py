@@ -154,7 +154,7 @@ def _sharing(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[list[b
 def test_as_eager(name: str) -> None:
     """Three calls, of other sizes or other memory."""
     program, make = PROGRAMS[name]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(program, backend="tilewright")
     for n in (0, 1, 0):
         torch.manual_seed(n)
@@ -169,7 +169,7 @@ def test_as_eager(name: str) -> None:
 
 
 def test_a_place_outside_writes_nothing() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(repeated_places, backend="tilewright")
     cache = T(2, 16, 8)
     compiled(cache, T(2, 3, 8), torch.tensor([1, 2, -16]))
@@ -184,7 +184,7 @@ def test_a_place_outside_writes_nothing() -> None:
 
 def test_torch_learns_of_what_kernels_store() -> None:
     """Autograd refuses what was saved and then written."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(itself, backend="tilewright")
     x, w = T(4, 8), T(4, 8, requires_grad=True)
     loss = (w * x).sum()
@@ -197,7 +197,7 @@ def test_torch_learns_of_what_kernels_store() -> None:
 
 
 def test_statistics_of_a_batch_norm_are_not_copied() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     STATS.reset()
     ours, theirs = (torch.nn.BatchNorm1d(6).double() for _ in range(2))
     compiled = torch.compile(ours, backend="tilewright")

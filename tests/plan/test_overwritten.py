@@ -25,7 +25,7 @@ from tilewright.runtime.plan.bound import copied_bytes
 
 def state_of(program: Callable[..., object], *args: object) -> State:
     """What the phases made of a program."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     found: list[State] = []
     with check_phases(lambda name, state: found.append(state) if name == "plan" else None):
         torch.compile(program, backend="tilewright")(*args)
@@ -109,7 +109,7 @@ def test_places_at_free_sizes() -> None:
         cache[:, at : at + 3] = k
         return cache * 2
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     plans: list[Plan | None] = []
     compiled = torch.compile(program, backend="tilewright", dynamic=True)
     with check_phases(lambda name, state: plans.append(state.plan) if name == "plan" else None):
@@ -242,7 +242,7 @@ def test_a_step_behind_that_reads_the_old_value_is_refused() -> None:
 
 
 def test_a_bad_index_writes_nothing() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(from_a_table, backend="tilewright")
     x = grid(3, 4)
     with pytest.raises(IndexOutOfRange):
