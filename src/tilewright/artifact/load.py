@@ -16,7 +16,7 @@ from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError, BuildError, warn
+from tilewright.errors import ArtifactError, BuildError, InputError, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
@@ -40,35 +40,46 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: Path, *, trust: bool = False, rebuild: bool = True, options: Options | None = None
+    path: str | os.PathLike[str],
+    *,
+    trust: bool = False,
+    rebuild: bool = True,
+    options: Options | None = None,
 ) -> CompiledModel:
-    """The model of an artifact. Raises ArtifactError for a file that is damaged, and for one whose code nobody vouches
-    for or that is for another machine, unless it can be built again from the graph inside."""
+    """The model that `tilewright.save` kept. Its machine code runs if this user made the file, or with `trust`, which
+    lets whoever made it run code as you. Else, or where it is for another machine or version, it is built again from
+    the graph inside, with a warning; without `rebuild` that is an error.
+
+    Raises ArtifactError for a file that is damaged or was changed, and for one that is neither run nor built again.
+    """
     given = options or Options.make()
     run = PhaseRecorder()
     file = run("read", lambda: container.read(Path(path)), _nothing)
-    own = seals.is_ours(file, given)
-    refused = "" if own or trust else "nobody vouches for the machine code in it"
     facts = _Facts(file)
-    differs = [] if refused else machine.differences(facts.made, facts.target_facts)
-    if differs:
-        refused = f"it was made for {'; '.join(differs)}"
+    wanted = _merged(facts.options, given, file.place)
+    own = seals.is_ours(file, given) or trust
+    refused, hint = _refusal(facts, own, given)
     if not refused:
-        return CompiledModel(_Loader(file, facts, _merged(facts.options, given), run).way())
-    hint = (
-        "load it with trust=True if you trust who made it" if not differs else "make it again on this machine"
-    )
+        return CompiledModel(_Loader(file, facts, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
     names = tuple(str(row["name"]) for row in facts.rows)
-    return CompiledModel(
-        rebuilt(
-            file, facts.title, names, _merged(facts.options, given), trusted=own or trust, origin=facts.origin
-        )
-    )
+    return CompiledModel(rebuilt(file, facts.title, names, wanted, trusted=own, origin=facts.origin))
+
+
+def _refusal(facts: _Facts, own: bool, given: Options) -> tuple[str, str]:
+    """Why the machine code is not run, and what to do; empty if it is."""
+    if not own:
+        return "nobody vouches for the machine code in it", "load it with trust=True if you trust who made it"
+    differs = machine.differences(facts.made, facts.target_facts)
+    if differs:
+        return f"it was made for {'; '.join(differs)}", "make it again on this machine"
+    if given.verify is True:
+        return "the option `verify` holds kernels against the graph", "load it without the option"
+    return "", ""
 
 
 def _nothing(made: object) -> None:
@@ -109,10 +120,13 @@ class _Facts:
         self.origin = f"made by {by} for {self.machine_name}"
 
 
-def _merged(saved: Mapping[str, Json], here: Options) -> Options:
-    """The options of whoever saved, with the cache and the compiler of whoever loads."""
-    kept = {name: value for name, value in saved.items() if name in Options.__dataclass_fields__}
-    return Options.make({**kept, "cache": here.cache, "cache_dir": here.cache_dir, "compiler": here.compiler})
+def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:
+    """The options of whoever saved, with the cache, the compiler and the checks of whoever loads."""
+    mine = {name: getattr(here, name) for name in ("cache", "cache_dir", "compiler", "verify")}
+    try:
+        return Options.make({**saved, **mine})
+    except InputError as bad:
+        raise damaged(bad.message, place) from bad
 
 
 class _Loader:

@@ -91,7 +91,9 @@ def _free_dims(
 
 
 def _dim(d: Dim) -> object:
-    name = d.name if d.name.isidentifier() and not keyword.iskeyword(d.name) else f"dim_{abs(hash(d.name))}"
+    name = (
+        d.name if d.name.isidentifier() and not keyword.iskeyword(d.name) else f"dim_{d.name.encode().hex()}"
+    )
     return torch.export.Dim(name, min=d.low, max=d.high)
 
 
