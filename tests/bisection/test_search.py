@@ -143,7 +143,7 @@ def test_what_is_right_has_no_culprit(
 
 def test_names_in_a_reproduction_are_only_text(tmp_path: Path) -> None:
     plain = FailedCheck(
-        "a:b", (), (), (), (), None, None, None, False, None, (), 0, None, False, "kernel k0", 3, 1e6
+        "a:b", (), (), (), (), None, None, None, False, None, (), 0, False, None, False, "kernel k0", 3, 1e6
     )
     hostile = '")\nimport os\nos.abort()\n#\'\'\'"""\u202e\\'
     bad = replace(plain, model=hostile, culprit=hostile, options=(hostile,), shapes=(hostile,))

@@ -66,7 +66,7 @@ class SavedReports:
     calls: tuple[SavedCall | CallReport, ...] = ()
 
 
-class Reported(Protocol):
+class SavedStep(Protocol):
     """A compiled graph, as far as it tells of itself."""
 
     @property
@@ -77,7 +77,7 @@ class Reported(Protocol):
     def calls(self) -> Sequence[CallReport]: ...
 
 
-def write_reports(made: Reported, parts: Parts, name: str) -> Json:
+def write_reports(made: SavedStep, parts: Parts, name: str) -> Json:
     """Reports as JSON; sources become sections."""
     return {
         "coverage": _coverage(made.coverage),
