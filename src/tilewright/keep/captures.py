@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.artifact.file import container
+from tilewright.artifact.file.disk import regular
 from tilewright.artifact.text.captured import read_captured, write_captured
 from tilewright.artifact.text.program import Interface, read_interface, write_interface
 from tilewright.artifact.text.routines import no_routines
@@ -94,10 +95,12 @@ class FileBytes:
 
 
 def _hash(path: str) -> str | None:
+    """Of a plain file; a pipe would wait for who writes into it."""
     try:
         if os.path.getsize(path) > ARTIFACTS.max_kept_capture_bytes:
             return None
-        data = Path(path).read_bytes()
+        with regular(Path(path), follow=True) as file:
+            data = file.read()
         return None if _OUTSIDE in data else hashlib.sha256(data).hexdigest()
     except OSError:
         return None
