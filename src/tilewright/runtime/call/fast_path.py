@@ -6,8 +6,9 @@ program reads besides its arguments, and the executable."""
 
 from __future__ import annotations
 
+import gc
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter, getitem, is_
@@ -25,6 +26,7 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.runtime.plan.reading import Lies, alike, reader
+from tilewright.tuning.input_limits import GRAPHS
 
 from .held import Held, comparer
 
@@ -133,6 +135,13 @@ class Surroundings:
             Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
         ])  # fmt: skip
 
+    def may_hold(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether the program may come to one of these tensors without being given it: as a parameter or buffer, or by
+        a name."""
+        own = [v for m in self._modules for n, v in vars(m).items() if n not in _OF_EVERY_MODULE]
+        known = [*self.tensors, *self._values, *own, *(v for _, v in self._cells)]
+        return _leads_to(known, frozenset(map(id, tensors)), self._modules)
+
     def unchanged(self) -> bool:
         """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
         if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
@@ -156,6 +165,34 @@ class Surroundings:
         same = list(map(len, self._counted)) == self._counts
         same = same and all(map(is_, map(type, self._modules), self._classes))
         return same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+
+
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+_NOT_FOLLOWED = (type, types.ModuleType, types.BuiltinFunctionType, Tensor)
+"""Objects that lead nearly everywhere, or hold no tensor that a program reads."""
+
+
+def _leads_to(roots: Iterable[object], wanted: frozenset[int], looked_at: Iterable[object]) -> bool:
+    """Whether any of the `roots` is, or holds at any depth, an object with a wanted id. True where they hold too much
+    to be looked at. Of a function's globals nothing is followed, nor what is `looked_at` elsewhere."""
+    seen = set(map(id, looked_at))
+    limit = len(seen) + GRAPHS.max_held_objects
+    todo = list(roots)
+    while todo:
+        x = todo.pop()
+        if id(x) in wanted:
+            return True
+        if id(x) in seen or not gc.is_tracked(x) or isinstance(x, _NOT_FOLLOWED):
+            continue
+        seen.add(id(x))
+        if len(seen) > limit:
+            return True
+        if isinstance(x, types.FunctionType):
+            todo += [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
+        else:
+            todo += gc.get_referents(x)
+    return False
 
 
 def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
@@ -323,6 +360,8 @@ def direct_of(
     where = {id(a): k for k, a in enumerate(leaves) if isinstance(a, Tensor)}
     if len(where) != sum(isinstance(a, Tensor) for a in leaves):
         return None
+    if around.may_hold(a for a in leaves if isinstance(a, Tensor)):
+        return None  # torch gives a graph one tensor once: what stands in for the leaf may stand in for another as well
     fixed = {id(t): t for t in around.tensors}
     picks: list[Pick] = []
     for spec, a in zip(executable.plan.inputs, given, strict=True):

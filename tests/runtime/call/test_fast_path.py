@@ -1,0 +1,67 @@
+"""Calls with a tensor that the program holds, and then another one: the program still reads its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+
+Program = Callable[[Tensor], Tensor]
+
+
+class Holder(nn.Module):
+    """Holds a tensor, and reads it in one of several ways."""
+
+    def __init__(self, read: Callable[[Holder], Tensor]) -> None:
+        super().__init__()
+        self.read = read
+        self.state: Tensor
+        self.register_buffer("state", torch.arange(4.0))
+        self.deep = SimpleNamespace(items={"a": [self.state]})
+        self._hidden = [self.state]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 10 + self.read(self)
+
+    def hidden(self) -> Tensor:
+        return self._hidden[0]
+
+
+def of_module(read: Callable[[Holder], Tensor]) -> tuple[Program, Tensor]:
+    m = Holder(read)
+    return m, m.state
+
+
+def of_closure(nested: bool) -> tuple[Program, Tensor]:
+    held = torch.arange(4.0)
+    several = [held]
+
+    def plain(x: Tensor) -> Tensor:
+        return x * 10 + held
+
+    def listed(x: Tensor) -> Tensor:
+        return x * 10 + several[0]
+
+    return listed if nested else plain, held
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Program, Tensor]]] = {
+    "buffer": lambda: of_module(lambda m: m.state),
+    "object": lambda: of_module(lambda m: m.deep.items["a"][0]),
+    "hidden": lambda: of_module(Holder.hidden),
+    "closure": lambda: of_closure(False),
+    "list": lambda: of_closure(True),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_tensor_that_the_program_holds_is_no_stand_in_for_it(name: str) -> None:
+    program, held = PROGRAMS[name]()
+    fast = tilewright.compile(program)
+    for x in (held, held, torch.zeros(4), held, torch.ones(4)):
+        torch.testing.assert_close(fast(x), program(x))
