@@ -65,3 +65,28 @@ def test_a_tensor_that_the_program_holds_is_no_stand_in_for_it(name: str) -> Non
     fast = tilewright.compile(program)
     for x in (held, held, torch.zeros(4), held, torch.ones(4)):
         torch.testing.assert_close(fast(x), program(x))
+
+
+class Frozen(nn.Module):
+    """Writes into what it is given, and then reads a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.register_buffer("weight", torch.arange(9.0).view(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("shown", [lambda t: t, lambda t: t.view(3, 3)], ids=["itself", "view"])
+def test_a_frozen_weight_that_is_given_to_be_written(shown: Callable[[Tensor], Tensor]) -> None:
+    eager, compiled = Frozen(), Frozen()
+    fast = tilewright.compile(compiled, (torch.ones(3, 3),), freeze=True)
+    for own in (False, False, True, False, True):
+        results = [
+            f(shown(m.weight) if own else torch.ones(3, 3)) for f, m in ((eager, eager), (fast, compiled))
+        ]
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(compiled.weight, eager.weight)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aliasing.apart import meet
+from tilewright.capture.aliasing.apart import may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
@@ -134,6 +134,11 @@ class Surroundings:
         self._read = reader([
             Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
         ])  # fmt: skip
+
+    @property
+    def watched(self) -> Sequence[Tensor]:
+        """What `watch` was told of."""
+        return self._weights
 
     def may_hold(self, tensors: Iterable[Tensor]) -> bool:
         """Whether the program may come to one of these tensors without being given it: as a parameter or buffer, or by
@@ -300,10 +305,18 @@ class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
 
     def __init__(
-        self, executable: Runs, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
+        self,
+        executable: Runs,
+        picks: Sequence[Pick],
+        order: Sequence[Returned],
+        spec: pytree.TreeSpec,
+        frozen: Sequence[Tensor] = (),
     ) -> None:
-        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
+        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`. The executable was made
+        with what `frozen` tensors hold."""
         self.executable = executable
+        self._frozen = tuple(frozen)
+        self._frozen_ids = frozenset(map(id, frozen))
         self._template: list[object] = [p.tensor for p in picks]
         self._picks = tuple((k, p.leaf) for k, p in enumerate(picks) if p.tensor is None)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
@@ -318,7 +331,7 @@ class Direct:
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
-        meets another one."""
+        meets another one, or a frozen tensor."""
         if self._plain:
             args = list(leaves)
         else:
@@ -326,7 +339,7 @@ class Direct:
             for k, leaf in self._picks:
                 args[k] = leaves[leaf]
         written = self.executable.written
-        if written and next(meet(args, written, self._tensors), None) is not None:
+        if written and self._do_meet(args, written):
             return LONG_WAY
         results = self.executable(cast(list[Argument], args), out)
         if self._single:
@@ -335,6 +348,14 @@ class Direct:
             results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
         )
         return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
+
+    def _do_meet(self, args: Sequence[object], written: Sequence[int]) -> bool:
+        itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)
+        if not itself and not may_meet(args, written, self._tensors):
+            return False
+        end = len(args) + len(self._frozen)
+        tensors = (*self._tensors, *range(len(args), end))
+        return next(meet([*args, *self._frozen], written, tensors), None) is not None
 
 
 def without_scalars(executable: Executable) -> Executable | None:
@@ -385,4 +406,4 @@ def direct_of(
             return None
     if spec.is_leaf() and order[0].result < 0:
         return None
-    return Direct(executable, picks, order, spec)
+    return Direct(executable, picks, order, spec, around.watched)
