@@ -80,6 +80,7 @@ class Frozen(nn.Module):
         return x @ self.weight
 
 
+@pytest.mark.filterwarnings("ignore:a program was called with inputs that it writes:RuntimeWarning")
 @pytest.mark.parametrize("shown", [lambda t: t, lambda t: t.view(3, 3)], ids=["itself", "view"])
 def test_a_frozen_weight_that_is_given_to_be_written(shown: Callable[[Tensor], Tensor]) -> None:
     eager, compiled = Frozen(), Frozen()
