@@ -6,8 +6,9 @@ program reads besides its arguments, and the executable."""
 
 from __future__ import annotations
 
+import gc
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter, getitem, is_
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aliasing.apart import meet
+from tilewright.capture.aliasing.apart import may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.runtime.plan.reading import Lies, alike, reader
+from tilewright.tuning.input_limits import GRAPHS
 
 from .held import Held, comparer
 
@@ -133,6 +135,18 @@ class Surroundings:
             Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
         ])  # fmt: skip
 
+    @property
+    def watched(self) -> Sequence[Tensor]:
+        """What `watch` was told of."""
+        return self._weights
+
+    def may_hold(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether the program may come to one of these tensors without being given it: as a parameter or buffer, or by
+        a name."""
+        own = [v for m in self._modules for n, v in vars(m).items() if n not in _OF_EVERY_MODULE]
+        known = [*self.tensors, *self._values, *own, *(v for _, v in self._cells)]
+        return _leads_to(known, frozenset(map(id, tensors)), self._modules)
+
     def unchanged(self) -> bool:
         """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
         if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
@@ -156,6 +170,34 @@ class Surroundings:
         same = list(map(len, self._counted)) == self._counts
         same = same and all(map(is_, map(type, self._modules), self._classes))
         return same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+
+
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+_NOT_FOLLOWED = (type, types.ModuleType, types.BuiltinFunctionType, Tensor)
+"""Objects that lead nearly everywhere, or hold no tensor that a program reads."""
+
+
+def _leads_to(roots: Iterable[object], wanted: frozenset[int], looked_at: Iterable[object]) -> bool:
+    """Whether any of the `roots` is, or holds at any depth, an object with a wanted id. True where they hold too much
+    to be looked at. Of a function's globals nothing is followed, nor what is `looked_at` elsewhere."""
+    seen = set(map(id, looked_at))
+    limit = len(seen) + GRAPHS.max_held_objects
+    todo = list(roots)
+    while todo:
+        x = todo.pop()
+        if id(x) in wanted:
+            return True
+        if id(x) in seen or not gc.is_tracked(x) or isinstance(x, _NOT_FOLLOWED):
+            continue
+        seen.add(id(x))
+        if len(seen) > limit:
+            return True
+        if isinstance(x, types.FunctionType):
+            todo += [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
+        else:
+            todo += gc.get_referents(x)
+    return False
 
 
 def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
@@ -263,10 +305,18 @@ class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
 
     def __init__(
-        self, executable: Runs, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
+        self,
+        executable: Runs,
+        picks: Sequence[Pick],
+        order: Sequence[Returned],
+        spec: pytree.TreeSpec,
+        frozen: Sequence[Tensor] = (),
     ) -> None:
-        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
+        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`. The executable was made
+        with what `frozen` tensors hold."""
         self.executable = executable
+        self._frozen = tuple(frozen)
+        self._frozen_ids = frozenset(map(id, frozen))
         self._template: list[object] = [p.tensor for p in picks]
         self._picks = tuple((k, p.leaf) for k, p in enumerate(picks) if p.tensor is None)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
@@ -281,7 +331,7 @@ class Direct:
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
-        meets another one."""
+        meets another one, or a frozen tensor."""
         if self._plain:
             args = list(leaves)
         else:
@@ -289,7 +339,7 @@ class Direct:
             for k, leaf in self._picks:
                 args[k] = leaves[leaf]
         written = self.executable.written
-        if written and next(meet(args, written, self._tensors), None) is not None:
+        if written and self._do_meet(args, written):
             return LONG_WAY
         results = self.executable(cast(list[Argument], args), out)
         if self._single:
@@ -298,6 +348,14 @@ class Direct:
             results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
         )
         return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
+
+    def _do_meet(self, args: Sequence[object], written: Sequence[int]) -> bool:
+        itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)
+        if not itself and not may_meet(args, written, self._tensors):
+            return False
+        end = len(args) + len(self._frozen)
+        tensors = (*self._tensors, *range(len(args), end))
+        return next(meet([*args, *self._frozen], written, tensors), None) is not None
 
 
 def without_scalars(executable: Executable) -> Executable | None:
@@ -323,6 +381,8 @@ def direct_of(
     where = {id(a): k for k, a in enumerate(leaves) if isinstance(a, Tensor)}
     if len(where) != sum(isinstance(a, Tensor) for a in leaves):
         return None
+    if around.may_hold(a for a in leaves if isinstance(a, Tensor)):
+        return None  # torch gives a graph one tensor once: what stands in for the leaf may stand in for another as well
     fixed = {id(t): t for t in around.tensors}
     picks: list[Pick] = []
     for spec, a in zip(executable.plan.inputs, given, strict=True):
@@ -346,4 +406,4 @@ def direct_of(
             return None
     if spec.is_leaf() and order[0].result < 0:
         return None
-    return Direct(executable, picks, order, spec)
+    return Direct(executable, picks, order, spec, around.watched)

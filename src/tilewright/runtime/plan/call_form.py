@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tilewright.capture.aliasing.apart import meet
 from tilewright.errors import InputError
 from tilewright.runtime.call.fast_path import Direct, Pick, Returned, Short
 from tilewright.runtime.call.fast_path import Runs as RunsFlat
@@ -66,6 +67,10 @@ class ProgramCall:
     def __init__(self, form: CallForm, executable: Runs) -> None:
         self.form = form
         self.executable = executable
+        held = {id(t) for t in form.writes.values() if isinstance(t, Tensor)}
+        leaves = {k for k in form.writes.values() if isinstance(k, int)}
+        here = (i for i, (k, t) in enumerate(form.given) if (id(t) in held if k is None else k in leaves))
+        self._written = tuple(sorted({*executable.written, *here}))
         self._perhaps_negated = tuple(
             i for i, (k, t) in enumerate(form.given) if k is not None or (t is not None and t.is_neg())
         )
@@ -81,9 +86,29 @@ class ProgramCall:
             made[i] = a.resolve_neg() if isinstance(a, Tensor) else a
         return made  # pyright: ignore[reportReturnType]
 
+    def _check_apart(self, arguments: Sequence[Argument]) -> None:
+        """Raise InputError where an argument that is written shares elements with another one: the program was made
+        for tensors apart, and nothing here runs it in another way."""
+        if not self._written:
+            return
+        tensors = tuple(
+            i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.layout is torch.strided
+        )
+        for i, j in meet(arguments, self._written, tensors):
+            raise InputError(
+                f"{self._name(i)} is written and shares memory with {self._name(j)}", phase="input",
+                place=self._name(i), hint="give a clone() of one of them",
+            )  # fmt: skip
+
+    def _name(self, i: int) -> str:
+        leaf = self.form.given[i][0]
+        return "a tensor of the program" if leaf is None else f"input {self.form.inputs[leaf]}"
+
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
-        """The program's result for flat arguments."""
+        """The program's result for flat arguments. Raises InputError where it would write into what it also reads as
+        another argument."""
         arguments, form = self._arguments(leaves), self.form
+        self._check_apart(arguments)
         with torch.no_grad():
             if out is not None and not form.writes:
                 results = self.executable(arguments, out)
