@@ -105,6 +105,9 @@ def composed(kind: Any) -> Iterator[Any]:
         yield tuple(e[-1] for e in each)
         if Ellipsis in args:
             yield (each[0][0], each[0][0])
+    elif origin is frozenset:
+        yield frozenset()
+        yield frozenset(list(samples(args[0]))[:1])
     elif origin is collections.abc.Mapping:
         key, value = (list(samples(a)) for a in args)
         yield {key[0]: value[0]}

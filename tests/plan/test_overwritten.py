@@ -17,7 +17,8 @@ from tilewright.ir.writes import DoneInPlace, StoredInInput, WriteCopied, WriteV
 from tilewright.pipeline.build import number_kernels
 from tilewright.pipeline.phases import check_phases
 from tilewright.pipeline.state import State
-from tilewright.plan import Copy, Launch, Launches, Plan, build_plan
+from tilewright.plan import Copy, Launch, Launches, Plan
+from tilewright.plan.build import build_plan
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.verify import check_memory
 from tilewright.runtime.plan.bound import copied_bytes
