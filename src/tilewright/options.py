@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, TypeGuard
 
 from .errors import InputError, near_match
+from .tuning.search_limits import PRODUCTS
 
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]
@@ -25,10 +26,10 @@ OptionValue = bool | int | str | None
 MODES: Mapping[str, Mapping[str, OptionValue]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
-    "max-autotune-no-cudagraphs": {"measure": True, "tune_seconds": 120},
-    "max-autotune": {"measure": True, "tune_seconds": 120, "cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"measure": True, "tune_seconds": PRODUCTS.max_autotune_seconds},
+    "max-autotune": {"measure": True, "tune_seconds": PRODUCTS.max_autotune_seconds, "cuda_graphs": True},
 }
-"""The options that the modes of `torch.compile` stand for. Who asks for all that tuning finds waits for it, once."""
+"""The options that the modes of `torch.compile` stand for."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

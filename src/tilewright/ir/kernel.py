@@ -59,6 +59,17 @@ class ViewStep:
 Step = Kernel | LibraryStep | ViewStep
 
 
+def results_of(step: Step) -> tuple[Value, ...]:
+    """The values that a step makes."""
+    match step:
+        case Kernel():
+            return step.outputs
+        case LibraryStep():
+            return step.op.outputs
+        case ViewStep():
+            return (step.value,)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
     """The steps that compute a graph, in order, the layout of every value that is in memory, and what of the graph's

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import VerifyError
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep, results_of
 
 from .greedy import Afar, Group, Merging
 from .kernel_ops import GraphParts
@@ -120,20 +120,10 @@ def _reads(step: Step) -> tuple[Value, ...]:
             return (step.source,)
 
 
-def _makes(step: Step) -> tuple[Value, ...]:
-    match step:
-        case Kernel():
-            return step.outputs
-        case LibraryStep():
-            return step.op.outputs
-        case ViewStep():
-            return (step.value,)
-
-
 def _ordered(steps: list[Step], position: Callable[[Step], int], tells: Mapping[str, Op]) -> list[Step]:
     """Producers before consumers, otherwise by `position`; calls with side effects keep their order. Whoever reads a
     size or number consumes what the call makes that `tells` it."""
-    maker = {v: n for n, s in enumerate(steps) for v in _makes(s)}
+    maker = {v: n for n, s in enumerate(steps) for v in results_of(s)}
     before: list[set[int]] = [{maker[v] for v in _reads(s) if v in maker} - {n} for n, s in enumerate(steps)]
     if tells:
         calls = {s.op: n for n, s in enumerate(steps) if isinstance(s, LibraryStep)}

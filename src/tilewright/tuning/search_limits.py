@@ -352,6 +352,9 @@ REPLAYS = ReplayLimits()
 class ProductLimits:
     """Kernels of products of matrices with what stands behind them, and their timing beside a library's products."""
 
+    max_autotune_seconds: int = 120
+    """What `mode="max-autotune"` gives the building and timing of kernels of a graph: who asks for all that tuning
+    finds waits for it, once."""
     max_ops: int = 24
     """Ops of a group."""
     min_times_smaller: int = 8

@@ -19,7 +19,7 @@ from typing import cast
 from tilewright.analysis.runtime_checks import divisor, from_data, inside_of
 from tilewright.ir.expr import Axis, Expr, Symbol, axis, substitute, symbol, walk
 from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep, results_of
 from tilewright.ir.ops.strided import nested
 from tilewright.ir.sizes import dims
 from tilewright.ir.writes import NOTHING_IN_PLACE, DoneInPlace, StoredInInput, WriteCopied, WriteVerdict
@@ -70,7 +70,7 @@ class _Reads:
         for time, step in enumerate(cover.steps):
             for v in _read_by(step):
                 self.of.setdefault(self.owner(v), []).append((time, step, v))
-            for v in _made_by(step):
+            for v in results_of(step):
                 self.maker[v] = time, step
                 source = _shown_by(step)
                 self.root[v] = v if source is None else self.owner(source)
@@ -93,16 +93,6 @@ def _read_by(step: Step) -> tuple[Value, ...]:
             return step.op.inputs
         case ViewStep():
             return ()  # who reads the view reads its memory
-
-
-def _made_by(step: Step) -> tuple[Value, ...]:
-    match step:
-        case Kernel():
-            return step.outputs
-        case LibraryStep():
-            return step.op.outputs
-        case ViewStep():
-            return (step.value,)
 
 
 def _shown_by(step: Step) -> Value | None:
