@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tilewright
 from tilewright.errors import IndexOutOfRange
 from tilewright.runtime.stats import STATS
 
@@ -99,6 +100,71 @@ def attended(k: Tensor, v: Tensor, q: Tensor, new: Tensor, at: Tensor) -> Tensor
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
+def put_line(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    c[:, :, at] = k * w
+    return (c * 2).sum(-1)
+
+
+def two_lines(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    c.index_copy_(2, at, k * w)
+    c.index_copy_(2, at + 1, k - w)
+    return c[:, 1] * 2
+
+
+def line_read_elsewhere(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    n = torch.sin(k * w)
+    c.index_copy_(2, at, n)
+    return n.sum(-1), c * 2
+
+
+def old_lines_shown(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    before = c * 1
+    c.index_copy_(2, at, k * w)
+    return before, c + w
+
+
+def line_of_the_old(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    c.index_copy_(2, at, c[:, :, 2:3] * w + k)
+    return c + w
+
+
+def place_moved_on(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    c.index_copy_(2, at, k * w)
+    at.add_(1)
+    return c.sum(2)
+
+
+def line_for_all(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    c[:, :, at] = w
+    return c + 1
+
+
+def computed_place(c: Tensor, at: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    n = k * w
+    c.index_copy_(2, (n.sum() * 0).long()[None] + at, n)
+    return c + 1
+
+
+LINE = (put_line, two_lines, line_read_elsewhere, old_lines_shown, line_of_the_old, place_moved_on, line_for_all,
+        computed_place)  # fmt: skip
+
+
+def _line(n: int) -> tuple[Tensor, ...]:
+    return T(2, 3, 9, 8), torch.tensor([n + 2]), T(2, 3, 1, 8), T(8)
+
+
+def _line_of_turned(n: int) -> tuple[Tensor, ...]:
+    return T(9, 2, 8, 3).permute(1, 3, 0, 2), torch.tensor([n - 1]), T(2, 1, 3, 8).transpose(1, 2), T(8)
+
+
+def _line_of_halves(n: int) -> tuple[Tensor, ...]:
+    return tuple(t.bfloat16() if t.is_floating_point() else t.int() for t in _line(n))
+
+
+def _line_of_free_sizes(n: int) -> tuple[Tensor, ...]:
+    return T(2 + n, 3, 9 + n, 8), torch.tensor([n + 2]), T(2 + n, 3, 1, 8), T(8)
+
+
 def _shared(n: int) -> tuple[Tensor, ...]:
     x = T(8, 6)
     return (x, x) if n == 1 else (x, T(8, 6))
@@ -133,6 +199,10 @@ PROGRAMS: dict[str, tuple[Callable[..., object], Make]] = {
     "given twice": (doubled, _shared),
     "a part of it given": (doubled, _part_of_it),
     "inputs that meet": (beside, _meeting),
+    **{f"a line: {f.__name__}": (f, _line) for f in LINE},
+    "a line of a turned tensor": (put_line, _line_of_turned),
+    "a line of halves": (put_line, _line_of_halves),
+    "a line, free sizes": (put_line, _line_of_free_sizes),
     "a cache": (attended, lambda n: (*map(T, CACHE), torch.tensor([4 + n]))),
 }  # fmt: skip
 
@@ -180,6 +250,27 @@ def test_a_place_outside_writes_nothing() -> None:
         assert torch.equal(cache, before)
     compiled(cache, T(2, 3, 8), torch.tensor([1, 2, 3]))
     assert not torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("program", [put_line, line_for_all])
+def test_a_kernel_stores_a_line_where_data_say(program: Callable[..., Tensor]) -> None:
+    torch.compiler.reset()
+    tilewright.reset()
+    compiled = torch.compile(program, backend="tilewright", dynamic=False)
+    given = _line(1)
+    compiled(*given)
+    (made,) = tilewright.compilations()
+    assert not made.calls and not made.coverage.need
+    cache = given[0].clone()
+    with pytest.raises(IndexOutOfRange):
+        compiled(given[0], torch.tensor([9]), *given[2:])
+    assert torch.equal(given[0], cache)
+
+
+def test_lines_are_checked_where_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
+    for name in ("a line: put_line", "a line of a turned tensor", "a line: two_lines"):
+        test_as_eager(name)
 
 
 def test_torch_learns_of_what_kernels_store() -> None:

@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.aliasing.memory import MemoryFinder, NodeMemory, by_place
-from tilewright.capture.aten.in_place import in_place_of
+from tilewright.capture.aten.in_place import in_place_of, line_of
 from tilewright.capture.aten.library import collective, library_reason, library_target
 from tilewright.capture.aten.tasks import task_of
 from tilewright.capture.loops.body import loop_call
@@ -393,7 +393,7 @@ class _Importer:
         if node.is_impure() or group is not None:
             pure = False
         call = LibraryCall(display_name(target), target, args, kwargs, tuple(strides), reason, pure)
-        call = replace(call, over=in_place_of(target))
+        call = replace(call, over=in_place_of(target), line=line_of(target, args, inputs))
         if group is not None:
             call = replace(call, group=group, starts=bool(group), reuses=-1 if group else 0)
         return call, inputs

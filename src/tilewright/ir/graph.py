@@ -65,6 +65,18 @@ CHECK = "check"
 """The reason of a call that only raises or does nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class LineAt:
+    """The result is operand 0 with operand number `source` in place of one line along `dim`: the one that the single
+    element of operand number `index` names. Negative numbers count from the end if they are `signed`. What is outside
+    is refused. The source is as the line is, or broadcast to it; it lacks the dim where the index has none."""
+
+    dim: int
+    index: int
+    source: int
+    signed: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCall:
     """A call that is not generated. `name` is for display; `function` (an op of torch's registry, a function of
@@ -92,7 +104,7 @@ class LibraryCall:
 
     With a `part`, the result is operand 0 with operand 1 in place of its elements from these places on, which lie
     inside it. `over` is called as `function` is, and does the same in the memory of operand 0: all of it or, where it
-    raises, nothing."""
+    raises, nothing. `line` says that it is one line that is replaced."""
 
     name: str
     function: Callable[..., object]
@@ -119,6 +131,7 @@ class LibraryCall:
     starts: bool = False
     part: tuple[Expr, ...] | None = None
     over: Callable[..., object] | None = None
+    line: LineAt | None = None
 
     @property
     def is_collective(self) -> bool:

@@ -9,25 +9,27 @@ from .expr import Expr, show
 from .graph import Graph, Layout, Op, Value
 from .identity import TOLD
 from .program import TileProgram
-from .writes import NOTHING_IN_PLACE, DoneInPlace
+from .writes import NOTHING_IN_PLACE, DoneInPlace, PlaceFromData
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """Ops that become one launch, in topological order, with the values it stores. Inputs are derived; convexity is
     not asked. `reason` says why its boundary is where it is, for people. `over` are pairs of an input and an output,
-    by number, that may be one memory."""
+    by number, that may be one memory. `lines` are outputs, by number, that are stored at places that data name."""
 
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
     reason: str = field(default="", metadata=TOLD)
     over: tuple[tuple[int, int], ...] = ()
+    lines: tuple[tuple[int, PlaceFromData], ...] = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Values read and not made inside, in order of first use."""
+        """Values read and not made inside, in order of first use; places come last."""
         made = {v for op in self.ops for v in op.outputs}
-        return tuple(dict.fromkeys(v for op in self.ops for v in op.inputs if v not in made))
+        read = (v for op in self.ops for v in op.inputs if v not in made)
+        return tuple(dict.fromkeys((*read, *(place.index for _, place in self.lines))))
 
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
@@ -79,6 +81,11 @@ class Cover:
     steps: tuple[Step, ...]
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
     in_place: DoneInPlace = NOTHING_IN_PLACE
+
+    def stored_lines(self) -> frozenset[Value]:
+        """Lines that the kernels which make them put where they belong."""
+        kernels = [step for step in self.steps if isinstance(step, Kernel)]
+        return frozenset(kernel.outputs[b] for kernel in kernels for b, _ in kernel.lines)
 
 
 @dataclass(frozen=True, slots=True)

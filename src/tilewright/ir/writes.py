@@ -36,13 +36,26 @@ class WriteVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceFromData:
+    """Where a line lies in a memory of `size` elements: `step` times the one element of `index` behind its start. It
+    has `count` places; negative numbers count from the end if they are `signed`."""
+
+    index: Value
+    step: Expr
+    count: Expr
+    size: Expr
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StoredInInput:
-    """A kernel's result lies in input number `input`, `starts` elements from its first along each dim. The kernel may
-    load `over` elements of it: values that are memory of the input up to then."""
+    """A kernel's result lies in input number `input`, `starts` elements from its first along each dim, and where `at`
+    says behind that. The kernel may load `over` elements of it: values that are memory of the input up to then."""
 
     input: int
     starts: tuple[Expr, ...]
     over: frozenset[Value] = frozenset()
+    at: PlaceFromData | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class GraphParts:
             returned = op.output in self.shown and op.inputs[0] in held
             if not returned and (op.output in self.kept_values or not readers):
                 continue
-            if not returned and not all(r.call is not None and r.call.part is None for r in readers):
+            if not returned and not all(_reads_strided(r, op.output) for r in readers):
                 continue
             memory = view_layout(op, self.layouts)
             if memory is not None:
@@ -156,6 +156,14 @@ class GraphParts:
                     seen.add(r.output)
                     todo.append(r.output)
         return False
+
+
+def _reads_strided(reader: Op, v: Value) -> bool:
+    """Whether a reader is a call that takes `v` as it lies: not as what it puts somewhere."""
+    call = reader.call
+    if call is None or call.part is not None:
+        return False
+    return call.line is None or reader.inputs[call.line.source] is not v
 
 
 def _is_view(op: Op) -> bool:

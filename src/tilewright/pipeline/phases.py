@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints, representative
-from tilewright.analysis.writes.built import decide_built, with_overs
+from tilewright.analysis.writes.built import decide_built, with_places
 from tilewright.errors import UnsupportedError, warn
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
@@ -268,7 +268,7 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    return replace(state, cover=with_overs(cover))
+    return replace(state, cover=with_places(cover))
 
 
 def _make_kernels(state: State) -> State:

@@ -218,11 +218,16 @@ class _Builder:
 
     def _kernel(self, kernel: Kernel) -> None:
         number, params = self.kernels[kernel]
+        lines = {kernel.outputs[b] for b, _ in kernel.lines}
         for v in kernel.outputs:
             if v in self.in_place.stored:
                 stored = self.in_place.stored[v]
+                if (stored.at is None) == (v in lines):
+                    raise VerifyError("a line is stored where its kernel does not put it", phase="plan")
                 self._change(v, stored.input, stored.starts)
                 self.by_kernels.add(stored.input)
+            elif v in lines:
+                raise VerifyError("a kernel stores a line where no input is", phase="plan")
             elif v not in self.number:
                 self._add(v, Home.ARENA)
         places = tuple(self._of(v) for v in params)
@@ -252,11 +257,16 @@ class _Builder:
     def _part(self, op: Op, part: tuple[Expr, ...], k: int) -> None:
         """The lines of a part get into input `k`, if the kernel that made them did not put them there; the whole is
         then what lies there."""
-        lines, target = op.inputs[1], self._argument(k)
+        lines = op.inputs[1]
         if lines not in self.in_place.stored:
             source = self._tensor(self._of(lines))
             box = Value(-1, lines.shape, lines.dtype)
             self.steps.append(Copy(self._tensor(self._change(box, k, part)), source))
+        self._shown_whole(op, k)
+
+    def _shown_whole(self, op: Op, k: int) -> None:
+        """The result of an op is what lies in input `k` now."""
+        target = self._argument(k)
         strides = self.buffers[target].spec.strides
         self._changed(self._add(op.output, Home.VIEW, strides=strides, source=target), target)
 
@@ -267,6 +277,13 @@ class _Builder:
         changed = self.in_place.calls.get(op)
         if changed is not None and call.part is not None:
             self._part(op, call.part, changed)
+            return
+        if (
+            changed is not None
+            and call.line is not None
+            and op.inputs[call.line.source] in self.in_place.stored
+        ):
+            self._shown_whole(op, changed)  # a kernel has put the line there
             return
         if changed is not None:
             assert call.over is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tilewright.ir.graph import CHECK, LibraryCall, Origin
+from tilewright.ir.graph import CHECK, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 
 BY_CHOICE = frozenset({"contraction", "convolution", "attention"})
@@ -97,17 +97,23 @@ def is_counted(origin: Origin) -> bool:
     return not origin.view and (origin.call is None or origin.call.reason != CHECK)
 
 
+def is_stored_line(op: Op, stored: frozenset[Value]) -> bool:
+    """Whether the line that the call of an op would put somewhere is one of those `stored` there by kernels."""
+    return op.call is not None and op.call.line is not None and op.inputs[op.call.line.source] in stored
+
+
 def coverage_of(cover: Cover) -> Coverage:
     """Count the captured nodes of `cover.graph` by how its steps run them.
 
     A node is generated unless a library step stands for it: also one that was folded away or became a view."""
     calls: dict[int, tuple[LibraryCall, How]] = {}
     rows: dict[How, list[Row]] = {"own": [], "choice": [], "need": []}
+    stored = cover.stored_lines()
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         call = step.op.call
-        if call.part is not None:
+        if call.part is not None or is_stored_line(step.op, stored):
             continue  # it says where a kernel's lines go
         origins = step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
         for origin in origins:

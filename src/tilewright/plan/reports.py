@@ -16,7 +16,7 @@ from tilewright.partition.provenance import site
 
 from .bind import names_in
 from .boundary import Boundary, boundary_of
-from .coverage import How, executor_of
+from .coverage import How, executor_of, is_stored_line
 from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
 
@@ -141,12 +141,12 @@ def calls_of(
     """The calls of a cover, in order, but for lines that are stored where they belong. `captured` are the ops as they
     were before any was replaced by a call."""
     found: list[CallReport] = []
-    by_origin = ops_by_origin(captured)
+    by_origin, stored = ops_by_origin(captured), cover.stored_lines()
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         op, call = step.op, step.op.call
-        if call.part is not None and op in cover.in_place.calls:
+        if op in cover.in_place.calls and (call.part is not None or is_stored_line(op, stored)):
             continue
         named = [cover.graph.origins[o] for o in origins_of(step)]
         done = done_by(step, by_origin)

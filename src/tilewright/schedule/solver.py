@@ -26,6 +26,7 @@ from tilewright.ir.selection import Precision
 from tilewright.ir.text.schedule import form_steps, parse
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
+from tilewright.lower.places import stored_at
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
 from tilewright.target import MemoryKind, Target
@@ -143,7 +144,7 @@ class Solver:
         if made is None:
             # What a clock found was timed at several sizes, as it is.
             buckets = () if found is self._preferred(kernel, layouts, key) else self._buckets(found)
-            made = _over(kernel, _Lowered(lower_form(found.form, found.schedule), buckets))
+            made = _in_inputs(kernel, _Lowered(lower_form(found.form, found.schedule), buckets))
             self.lowered[key] = made
         notes = (*self.notes(kernel, layouts), *self._rounding(made.program))
         return Scheduled(
@@ -156,7 +157,7 @@ class Solver:
         form = form_under(kernel, layouts, schedule, target, self.options, hints)
         check_roles(form, schedule)
         self.scheduler.check_capacity(form, schedule, target)
-        program = lower_form(form, schedule)
+        program = _in_input(kernel, lower_form(form, schedule))
         notes = (*_notes(kernel, form, schedule), *self._rounding(program))
         seconds = self.scheduler.tile_seconds(form, schedule, target, hints)
         return Scheduled(kernel, schedule, program, _params(kernel), (), notes, seconds)
@@ -230,7 +231,7 @@ class Solver:
         if not self.preferred:
             return None
         if key not in self.preferred_as_laid:
-            found = self.preferred.get(kernel_key(replace(kernel, over=()), {}))
+            found = self.preferred.get(kernel_key(replace(kernel, over=(), lines=()), {}))
             self.preferred_as_laid[key] = None if found is None else self._laid(found, kernel, layouts)
         return self.preferred_as_laid[key]
 
@@ -325,13 +326,19 @@ def _is_single(s: Stmt) -> bool:
     return isinstance(s, Dot) and s.a.dtype is f32
 
 
-def _over(kernel: Kernel, made: _Lowered) -> _Lowered:
-    """The programs of a kernel that may store over what it loads."""
-    if not kernel.over:
+def _in_inputs(kernel: Kernel, made: _Lowered) -> _Lowered:
+    """The programs of a kernel that may store over what it loads, or at places that data name."""
+    if not kernel.over and not kernel.lines:
         return made
-    stored = tuple(sorted({len(kernel.inputs) + b for _, b in kernel.over}))
-    buckets = tuple(replace(b, program=replace(b.program, over=stored)) for b in made.buckets)
-    return _Lowered(replace(made.program, over=stored), buckets)
+    buckets = tuple(replace(b, program=_in_input(kernel, b.program)) for b in made.buckets)
+    return _Lowered(_in_input(kernel, made.program), buckets)
+
+
+def _in_input(kernel: Kernel, program: TileProgram) -> TileProgram:
+    first = len(kernel.inputs)
+    for output, place in kernel.lines:
+        program = stored_at(program, first + output, kernel.inputs.index(place.index), place)
+    return replace(program, over=tuple(sorted({first + b for _, b in kernel.over})))
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -16,10 +16,11 @@ from .law import decide
 from .order import keeps_order
 
 
-def with_overs(cover: Cover) -> Cover:
-    """The cover in which kernels that may store over what they load know it."""
+def with_places(cover: Cover) -> Cover:
+    """The cover in which kernels that may store over what they load know it, and those that store at places that data
+    name."""
     stored = decide(cover).stored
-    if not any(s.over for s in stored.values()):
+    if not any(s.over or s.at for s in stored.values()):
         return cover
     return replace(cover, steps=tuple(_told(step, stored) for step in cover.steps))
 
@@ -34,7 +35,12 @@ def _told(step: Step, stored: Mapping[Value, StoredInInput]) -> Step:
         for v in step.inputs
         if v in place.over
     ]
-    return replace(step, over=tuple(pairs)) if pairs else step
+    lines = [
+        (b, place.at)
+        for b, made in enumerate(step.outputs)
+        if (place := stored.get(made)) is not None and place.at is not None
+    ]
+    return replace(step, over=tuple(pairs), lines=tuple(lines)) if pairs or lines else step
 
 
 def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
@@ -51,6 +57,9 @@ def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
         return known[key]
 
     def keeps(kernel: Kernel, value: Value, stored: StoredInInput) -> bool:
+        output = kernel.outputs.index(value)
+        if stored.at is not None and (output, stored.at) not in kernel.lines:
+            return False
         made = scheduled[number[kernel]]
         lies = strides.get(value) or cover.graph.layouts.get(value)
         steps = lies.strides if lies is not None else dims.dense_strides(value.shape)

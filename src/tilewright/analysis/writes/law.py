@@ -22,11 +22,19 @@ from tilewright.ir.graph import LibraryCall, Op, Operand, Value, Write
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep, results_of
 from tilewright.ir.ops.strided import nested
 from tilewright.ir.sizes import dims
-from tilewright.ir.writes import NOTHING_IN_PLACE, DoneInPlace, StoredInInput, WriteCopied, WriteVerdict
+from tilewright.ir.writes import (
+    NOTHING_IN_PLACE,
+    DoneInPlace,
+    PlaceFromData,
+    StoredInInput,
+    WriteCopied,
+    WriteVerdict,
+)
 from tilewright.tuning.search_limits import IN_PLACE
 
 Keeps = Callable[[Kernel, Value, StoredInInput], bool]
-"""Whether the loops of a kernel that stores a value so load each element before they store over it."""
+"""Whether the loops of a kernel that stores a value so load each element before they store over it, and store it
+there."""
 
 
 def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> DoneInPlace:
@@ -217,11 +225,41 @@ class _Chain:
                     return self._by_kernel(maker, change, lines, part)
                 except _Copied:
                     pass  # the lines are copied where they are needed
+        at = self._place(step)
+        if at is not None and step.op.call is not None and step.op.call.line is not None:
+            line = step.op.inputs[step.op.call.line.source]
+            maker = self.reads.maker[line][1]
+            assert isinstance(maker, Kernel)
+            try:
+                return self._by_kernel(maker, change, line, (dims.ZERO,) * len(self.given.shape), at)
+            except _Copied:
+                pass  # the call does it
         self._check_readers(change, change.time)
         if any(self.reads.owner(v) in self.old for v in step.op.inputs[1:]):
             raise _Copied(WriteCopied.OTHER_ELEMENTS)
         self.last = change.time
         return DoneInPlace(calls={step.op: self.write.input})
+
+    def _place(self, step: LibraryStep) -> PlaceFromData | None:
+        """Where the kernel that makes the line of a call may store it; None if none may."""
+        line = step.op.call.line if step.op.call is not None else None
+        if line is None:
+            return None
+        source, index = step.op.inputs[line.source], step.op.inputs[line.index]
+        time, maker = self.reads.maker.get(source, (-1, None))
+        known = self.reads.maker.get(index, (-1, None))[0]
+        if not isinstance(maker, Kernel) or known >= time or not self._is_only_for(source, step):
+            return None
+        shape = tuple(dims.ONE if d == line.dim else n for d, n in enumerate(self.given.shape))
+        if len(source.shape) != len(shape) or not all(map(dims.equal, source.shape, shape)):
+            return None
+        if self.reads.owner(index) in self.old:
+            return None
+        reach = (
+            dims.mul(dims.sub(n, dims.ONE), s) for n, s in zip(self.given.shape, self.strides, strict=True)
+        )
+        size = dims.add(dims.ONE, *reach)
+        return PlaceFromData(index, self.strides[line.dim], self.given.shape[line.dim], size, line.signed)
 
     def _is_only_for(self, lines: Value, step: LibraryStep) -> bool:
         """Whether nobody else reads the lines, and they lie as those that they replace."""
@@ -233,7 +271,12 @@ class _Chain:
         return [s for _, s, _ in readers] == [step] and lines not in self.reads.graph.kept() and lies
 
     def _by_kernel(
-        self, kernel: Kernel, change: _Change, value: Value, starts: tuple[Expr, ...]
+        self,
+        kernel: Kernel,
+        change: _Change,
+        value: Value,
+        starts: tuple[Expr, ...],
+        at: PlaceFromData | None = None,
     ) -> DoneInPlace:
         """A kernel stores `value` where it lies in the input."""
         time, _ = self.reads.maker[value]
@@ -241,12 +284,16 @@ class _Chain:
         if any(map(_may_fail, kernel.ops)):
             raise _Copied(WriteCopied.MAY_FAIL)
         over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in self.old)
-        stored = StoredInInput(self.write.input, starts, over)
+        stored = StoredInInput(self.write.input, starts, over, at)
         if over:
-            if not over <= set(self.old) or not reads_what_it_stores(kernel, value, starts, over):
+            if (
+                at is not None
+                or not over <= set(self.old)
+                or not reads_what_it_stores(kernel, value, starts, over)
+            ):
                 raise _Copied(WriteCopied.OTHER_ELEMENTS)
-            if not self.keeps(kernel, value, stored):
-                raise _Copied(WriteCopied.ORDER)
+        if (over or at is not None) and not self.keeps(kernel, value, stored):
+            raise _Copied(WriteCopied.ORDER)
         self.last = time
         ops = () if isinstance(change.step, Kernel) else (change.step.op,)
         return DoneInPlace(stored={value: stored}, calls=dict.fromkeys(ops, stored.input))

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from tilewright.errors import IndexOutOfRange
-from tilewright.ir.graph import Routine
+from tilewright.ir.dtype import i32, i64
+from tilewright.ir.graph import LineAt, Operand, Routine, Value
+from tilewright.ir.sizes import dims
 
 aten = torch.ops.aten
 
@@ -45,6 +47,39 @@ def in_place_of(target: object) -> Callable[..., object] | None:
     """What does the same as op `target` in the memory of its first operand, or nothing where it raises."""
     found = _IN_PLACE.get(target) if isinstance(target, OpOverload) else None
     return None if found is None else OverFirst(*found)
+
+
+def line_of(target: object, args: Sequence[object], inputs: Sequence[Value]) -> LineAt | None:
+    """What a call of op `target` replaces, if that is one line of its first operand whose number is a tensor of one
+    element. `inputs` are the tensors for which `Operand`s stand in `args`."""
+    found = _IN_PLACE.get(target) if isinstance(target, OpOverload) else None
+    if found is None or not args or args[0] != Operand(0):
+        return None
+    line: LineAt | None = None
+    match args[1:]:
+        case (int(dim), Operand(index), Operand(source)) if found[0] is aten.index_copy_.default:
+            line = LineAt(dim % max(1, len(inputs[0].shape)), index, source, signed=False)
+        case ([*places], Operand(source), *more) if found[0] is aten.index_put_.default and more in (
+            [],
+            [False],
+        ):
+            given = [(d, x.index) for d, x in enumerate(places) if isinstance(x, Operand)]
+            if len(given) == 1:
+                line = LineAt(*given[0], source, signed=True)
+        case _:
+            pass
+    return line if line is not None and _is_one_line(line, inputs) else None
+
+
+def _is_one_line(line: LineAt, inputs: Sequence[Value]) -> bool:
+    whole, index, source = inputs[0], inputs[line.index], inputs[line.source]
+    one = len(index.shape) <= 1 and index.numel is dims.ONE and index.dtype in (i32, i64)
+    return (
+        one
+        and source.dtype is whole.dtype
+        and line.dim < len(whole.shape)
+        and 0 not in (line.index, line.source)
+    )
 
 
 @dataclass(frozen=True, slots=True)

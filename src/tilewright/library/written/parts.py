@@ -85,6 +85,7 @@ class _Rewriting:
         if nested(given.shape, layout.strides) is None:
             return
         found: list[tuple[_Choice, ElementBox]] = []
+        lines: list[Op] = []
         last = value
         while value is not given:
             op = self.producer.get(value)
@@ -93,6 +94,9 @@ class _Rewriting:
             if op.call is not None:
                 if op.call.over is None or not op.inputs:
                     return
+                line = op.call.line
+                if line is not None and op.call.lies[line.source : line.source + 1] in ((), (None,)):
+                    lines.append(op)
                 value = op.inputs[0]
                 continue
             choice = self._choice(op)
@@ -104,6 +108,29 @@ class _Rewriting:
             value = choice.base
         for choice, box in found:
             self.ops[choice.op] = self._split(choice, box, layout)
+        for op in lines:
+            self.ops[op] = self._lined(op, layout)
+
+    def _lined(self, op: Op, layout: Layout) -> tuple[Op, ...]:
+        """A copy of the line that a call puts somewhere, as it lies there, and the call with it: who makes the line may
+        make the copy as well, where it belongs."""
+        call_ = op.call
+        assert call_ is not None and call_.line is not None
+        at, whole, source = call_.line, op.inputs[0], op.inputs[call_.line.source]
+        sizes = tuple(dims.ONE if d == at.dim else n for d, n in enumerate(whole.shape))
+        axes = tuple(Axis(f"l{d}", n) for d, n in enumerate(sizes))
+        places = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
+        if at.signed and not op.inputs[at.index].shape:
+            del places[at.dim]
+        shown = places[len(places) - len(source.shape) :]
+        here = [dims.ZERO if n is dims.ONE else p for n, p in zip(source.shape, shown, strict=True)]
+        line = Value(self.fresh, sizes, whole.dtype)
+        self.fresh += 1
+        self.layouts[line] = layout
+        copied = Op("line", (source,), (line,), TensorExpr(axes, (read(0, here, source.dtype),)))
+        inputs = tuple(line if k == at.source else v for k, v in enumerate(op.inputs))
+        seen = tuple(layout.strides if k == at.source else s for k, s in enumerate(call_.seen))
+        return copied, replace(op, inputs=inputs, call=replace(call_, seen=seen))
 
     def _lay(self, value: Value, layout: Layout) -> None:
         """A kernel that makes all of a value that is written lays it as the input lies."""

@@ -27,7 +27,8 @@ from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.interp.graph import to_torch
 from tilewright.ir.graph import LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
-from tilewright.ir.sizes.host import Number
+from tilewright.ir.sizes.host import Number, size
+from tilewright.ir.writes import PlaceFromData
 from tilewright.plan.data import CallStep, Home, Launch, Launches, Plan
 from tilewright.plan.verify import written_operands
 from tilewright.tuning.search_limits import VERIFICATION
@@ -72,9 +73,19 @@ class Checks:
             return [act]
         count = len(launch.params) - launch.stores
 
+        lines = dict(kernel.lines)
+
+        def made(tensors: Tensors, given: Sequence[Tensor]) -> list[Tensor | None]:
+            shown: list[Tensor | None] = [look(b, tensors) for b in launch.params[count:]]
+            for k, place in lines.items():
+                line, index = shown[k], given[kernel.inputs.index(place.index)]
+                assert line is not None
+                shown[k] = _at_place(line, int(index), place, sizes)
+            return shown
+
         def spoiled(tensors: Tensors) -> list[Tensor]:
             given = [look(b, tensors) for b in launch.params[:count]]
-            _spoil([look(b, tensors) for b in launch.params[count:]], given)
+            _spoil([t for t in made(tensors, given) if t is not None], given)
             return given
 
         def unwritten(tensors: Tensors) -> None:
@@ -95,12 +106,13 @@ class Checks:
                 act(tensors)  # which says the same
                 return
             act(tensors)
-            for v, b in zip(kernel.outputs, launch.params[count:], strict=True):
+            for v, t in zip(kernel.outputs, made(tensors, given), strict=True):
                 names = " + ".join(op.name for op in kernel.ops)
                 origin = next(op for op in kernel.ops if v in op.outputs)
                 what = f"kernel {launch.kernel}: {names}"
                 place = self._place(origin)
-                self.check(look(b, tensors), eager[v], exact[v], what, origin.name, place)
+                if t is not None:
+                    self.check(t, eager[v], exact[v], what, origin.name, place)
 
         return [checked]
 
@@ -218,6 +230,17 @@ def _spoil(results: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         start, end = memory_range(t)
         if t.is_floating_point() and all(end <= first or last <= start for first, last in taken):
             t.fill_(float("nan"))
+
+
+def _at_place(line: Tensor, number: int, place: PlaceFromData, sizes: Sizes) -> Tensor | None:
+    """The line that a kernel stores at place `number` of the memory at whose start `line` is; None outside."""
+    count = int(size(place.count, sizes))
+    if place.signed and number < 0:
+        number += count
+    if not 0 <= number < count:
+        return None
+    behind = number * int(size(place.step, sizes))
+    return line.as_strided(line.shape, line.stride(), line.storage_offset() + behind)
 
 
 def _meaning(kernel: Kernel, given: Sequence[Tensor], sizes: Sizes, algebra: Algebra) -> dict[Value, Tensor]:
