@@ -26,13 +26,13 @@ from tilewright.ir.selection import Precision
 from tilewright.ir.text.schedule import form_steps, parse
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
-from tilewright.lower.places import stored_at
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import SCHEDULES
 
 from .equal_kernels import at_first_step
+from .places import stored_at
 from .scheduler import Scheduler, Solution
 from .schedulers import scheduler_of
 from .table import Tuning, table

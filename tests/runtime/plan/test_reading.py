@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewright.capture.aliasing.apart import LieApart
 from tilewright.options import Options
 from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.plan import reading
@@ -104,3 +105,37 @@ def test_a_strange_torch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reader([]) is None
     finally:
         reading._makers[:] = kept
+
+
+def _bytes_of(t: Tensor) -> set[int]:
+    """The addresses of all bytes from the first element to the last one."""
+    if not t.numel():
+        return set()
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+    return set(range(t.data_ptr(), t.data_ptr() + reach * t.element_size()))
+
+
+def test_what_is_seen_to_lie_apart_shares_no_byte() -> None:
+    """Random parts of one storage: seen exactly if no written one shares a byte with another."""
+    base, draw = torch.zeros(200), torch.Generator().manual_seed(0)
+    found = [0, 0]
+    for _ in range(300):
+        number = [int(n) for n in torch.randint(0, 40, (12,), generator=draw)]
+        tensors = [base[5 * number[k] : 5 * number[k] + number[k + 4] % 6] for k in range(4)]
+        tensors.append(base.as_strided((2, 3), (number[8], 2), number[9]))
+        written = [k for k in range(5) if number[k + 4] % 3 == 0]
+        spans = list(map(_bytes_of, tensors))
+        meet = any(spans[k] & spans[j] for k in written for j in range(5) if j != k)
+        seen = LieApart(written, range(5))(list(tensors))
+        assert seen is not meet
+        found[seen] += 1
+    assert min(found) > 50
+
+
+def test_what_is_not_a_plain_tensor_is_not_seen_to_lie_apart() -> None:
+    apart = LieApart((0,), (0, 1))
+    assert apart([torch.zeros(3), torch.zeros(3)])
+    assert not apart([torch.zeros(3), torch.zeros(3).to_sparse()])
+    assert not apart([torch.zeros(3), None])
+    same = torch.zeros(3)
+    assert not apart([same, same])

@@ -225,13 +225,11 @@ class _Chain:
                     return self._by_kernel(maker, change, lines, part)
                 except _Copied:
                     pass  # the lines are copied where they are needed
-        at = self._place(step)
-        if at is not None and step.op.call is not None and step.op.call.line is not None:
-            line = step.op.inputs[step.op.call.line.source]
-            maker = self.reads.maker[line][1]
-            assert isinstance(maker, Kernel)
+        line = self._line(step)
+        if line is not None:
+            maker, value, at = line
             try:
-                return self._by_kernel(maker, change, line, (dims.ZERO,) * len(self.given.shape), at)
+                return self._by_kernel(maker, change, value, (dims.ZERO,) * len(self.given.shape), at)
             except _Copied:
                 pass  # the call does it
         self._check_readers(change, change.time)
@@ -240,8 +238,9 @@ class _Chain:
         self.last = change.time
         return DoneInPlace(calls={step.op: self.write.input})
 
-    def _place(self, step: LibraryStep) -> PlaceFromData | None:
-        """Where the kernel that makes the line of a call may store it; None if none may."""
+    def _line(self, step: LibraryStep) -> tuple[Kernel, Value, PlaceFromData] | None:
+        """The kernel that makes the line which a call puts somewhere, the line, and where that is, if the kernel may
+        know it."""
         line = step.op.call.line if step.op.call is not None else None
         if line is None:
             return None
@@ -259,7 +258,8 @@ class _Chain:
             dims.mul(dims.sub(n, dims.ONE), s) for n, s in zip(self.given.shape, self.strides, strict=True)
         )
         size = dims.add(dims.ONE, *reach)
-        return PlaceFromData(index, self.strides[line.dim], self.given.shape[line.dim], size, line.signed)
+        at = PlaceFromData(index, self.strides[line.dim], self.given.shape[line.dim], size, line.signed)
+        return maker, source, at
 
     def _is_only_for(self, lines: Value, step: LibraryStep) -> bool:
         """Whether nobody else reads the lines, and they lie as those that they replace."""

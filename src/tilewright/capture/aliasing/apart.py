@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,32 @@ def _count(t: Tensor) -> int:
 
 _ALONE = _count(torch.empty(1))
 """Of a storage that one tensor holds."""
+
+
+Prover = Callable[[list[object]], bool]
+"""Whether it is seen that no written tensor among the arguments shares bytes with another one."""
+
+PROVERS: list[Callable[[Sequence[tuple[int, int, bool]]], Prover]] = []
+"""What makes a quick one for tensors (number of the argument, bytes of an element, whether it is written), once native
+code is there: one call in place of one for each tensor."""
+
+
+class LieApart:
+    """Looks at the arguments of one program, call by call, whose types stay what they were in the first one."""
+
+    def __init__(self, written: Sequence[int], tensors: Sequence[int]) -> None:
+        """Numbers of the arguments that are written, and of all that have a storage."""
+        self._written, self._tensors = frozenset(written), tuple(tensors)
+        self._prover: Prover | None = None
+
+    def __call__(self, args: Sequence[object]) -> bool:
+        """Whether it is seen at once that no written one shares bytes with another one."""
+        if self._prover is None:
+            given = [(k, t) for k in self._tensors if isinstance(t := args[k], Tensor)]
+            if not PROVERS or len(given) < len(self._tensors):
+                return False
+            self._prover = PROVERS[0]([(k, t.element_size(), k in self._written) for k, t in given])
+        return self._prover(args if isinstance(args, list) else list(args))
 
 
 def is_shared(t: Tensor) -> bool:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .apart import may_meet, meet
+from .apart import LieApart, may_meet, meet
 
 
 class InputFacts(Protocol):
@@ -127,10 +127,12 @@ def guard_inputs(
     if not relied.written:
         return compiled
     otherwise: list[Callable[..., object]] = []
+    # Where some are views of one base, or count their versions together, bytes alone do not tell.
+    apart = LieApart(relied.written, relied.tensors) if not relied.groups and not relied.saved else None
 
     def run(*args: object) -> object:
         given = args[0] if boxed and args and isinstance(args[0], list) else args
-        if relied.holds(given):
+        if (apart is not None and apart(given)) or relied.holds(given):
             return compiled(*args)
         if not otherwise:
             otherwise.append(eager())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aliasing.apart import may_meet, meet
+from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
@@ -323,6 +323,7 @@ class Direct:
             p.tensor is None for p in picks
         )
         self._tensors = tuple(k for k, p in enumerate(picks) if not p.scalar)
+        self._apart: LieApart | None = None
         self._order = tuple(order)
         self._spec = spec
         self._single = spec.is_leaf()
@@ -351,7 +352,9 @@ class Direct:
 
     def _do_meet(self, args: Sequence[object], written: Sequence[int]) -> bool:
         itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)
-        if not itself and not may_meet(args, written, self._tensors):
+        if self._apart is None:
+            self._apart = LieApart(written, self._tensors)
+        if not itself and (self._apart(args) or not may_meet(args, written, self._tensors)):
             return False
         end = len(args) + len(self._frozen)
         tensors = (*self._tensors, *range(len(args), end))

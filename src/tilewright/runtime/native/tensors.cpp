@@ -7,6 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <algorithm>
+#include <vector>
+
 #define TW_API extern "C" __attribute__((visibility("default")))
 
 typedef void* tw_object;  // PyObject*
@@ -129,6 +132,15 @@ struct tw_dict {  // what a dict held
   const tw_named* item;
 };
 
+struct tw_argument {  // a tensor: the number of the argument, bytes of an element, and whether it is written
+  int64_t place, bytes, written;
+};
+
+struct tw_apart {
+  int64_t count;
+  const tw_argument* tensor;
+};
+
 struct tw_held {
   int64_t dicts;
   tw_dict* dict;
@@ -163,6 +175,59 @@ tw_object same(tw_object self, tw_object) {
   return answer;
 }
 
+struct Span {  // bytes of a tensor, the first one and the one behind the last, and whether it is written
+  uintptr_t start, end;
+  bool written;
+  bool operator<(const Span& other) const { return start < other.start; }
+};
+
+// The span of a tensor whose elements have so many bytes; false where that is not seen. Without elements it is empty.
+bool span(tw_object t, int64_t bytes, Span* found) {
+  char* at;
+  if (!address(t, &at)) return false;
+  void* handle = (char*)t + torch.handle;
+  int64_t rank, reach = 0;
+  const int64_t *strides, *sizes;
+  if (torch.rank(handle, &rank) || torch.strides(handle, &strides) || torch.sizes(handle, &sizes)) return false;
+  for (int64_t d = 0; d < rank; d++) {
+    if (!sizes[d]) {
+      reach = -1;
+      break;
+    }
+    reach += (sizes[d] - 1) * strides[d];
+  }
+  found->start = (uintptr_t)at;
+  found->end = found->start + (reach + 1) * bytes;
+  return true;
+}
+
+// (self: a tuple whose first item is the address of tw_apart; the list of arguments) -> whether no written tensor shares
+// bytes with another one. False as well where that is not seen.
+tw_object apart(tw_object self, tw_object const* given, intptr_t) {
+  const tw_apart* w = (const tw_apart*)(uintptr_t)python.number(python.first(self, 0));
+  std::vector<Span> spans;
+  spans.reserve(w->count);
+  bool seen = true;
+  for (int64_t k = 0; k < w->count && seen; k++) {
+    tw_object t = python.item(given[0], w->tensor[k].place);
+    if (!t) return nullptr;
+    Span found{0, 0, w->tensor[k].written != 0};
+    seen = span(t, w->tensor[k].bytes, &found);
+    if (found.end > found.start) spans.push_back(found);
+  }
+  std::sort(spans.begin(), spans.end());
+  uintptr_t end = 0, end_of_written = 0;
+  for (size_t k = 0; k < spans.size() && seen; k++) {
+    const Span& s = spans[k];
+    seen = s.start >= (s.written ? end : end_of_written);
+    end = std::max(end, s.end);
+    if (s.written) end_of_written = std::max(end_of_written, s.end);
+  }
+  tw_object answer = seen ? python.yes : python.no;
+  python.take(answer);
+  return answer;
+}
+
 struct tw_method {  // PyMethodDef
   const char* name;
   void* function;
@@ -171,7 +236,8 @@ struct tw_method {  // PyMethodDef
 };
 
 const int NONE = 4, ONE = 8, SEVERAL = 0x80;  // METH_NOARGS, METH_O, METH_FASTCALL
-tw_method reading = {"read", (void*)read, SEVERAL, nullptr}, comparing = {"same", (void*)same, NONE, nullptr};
+tw_method reading = {"read", (void*)read, SEVERAL, nullptr}, comparing = {"same", (void*)same, NONE, nullptr},
+          proving = {"apart", (void*)apart, SEVERAL, nullptr};
 }  // namespace
 
 // Called once, before anything else.
@@ -185,3 +251,6 @@ TW_API tw_object tw_reader(tw_object self) { return python.function(&reading, se
 
 // The same for the function that looks at dicts.
 TW_API tw_object tw_comparer(tw_object self) { return python.function(&comparing, self, nullptr); }
+
+// The same for the function that looks whether tensors lie apart.
+TW_API tw_object tw_prover(tw_object self) { return python.function(&proving, self, nullptr); }

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.capture.aliasing.apart import PROVERS, Prover
+
 SOURCE = Path(__file__).parents[1] / "native" / "tensors.cpp"
 """Stands before the text of a library that reads tensors."""
 
@@ -141,7 +143,16 @@ def attach(library: ctypes.CDLL) -> bool:
         return False
     _makers[:] = [_maker(library.tw_reader)]
     COMPARERS[:] = [_maker(library.tw_comparer)]
+    make = _maker(library.tw_prover)
+    PROVERS[:] = [lambda tensors: _prover(make, tensors)]
     return True
+
+
+def _prover(make: Maker, tensors: Sequence[tuple[int, int, bool]]) -> Prover:
+    rows = array("q", [int(number) for row in tensors for number in row] or [0])
+    table = array("q", [len(tensors), rows.buffer_info()[0]])
+    found: Prover = make((table.buffer_info()[0], table, rows))
+    return found
 
 
 def _maker(function: Callable[..., object]) -> Maker:
