@@ -98,7 +98,7 @@ def test_what_exists_only_here_is_held_and_told_of() -> None:
     m = nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.Linear(96, 96)).eval()
     graph = fast(captured(m, [torch.randn(200, 96)]), products())
     data, held = write_graph(graph)
-    assert len(held) == 2 and data["held"] == ["Form", "Form"]
+    assert len(held) == 2 and set(data["held"]) <= {"Form", "FusedProduct"}, "whichever a clock prefers"
     assert read_graph(json.loads(json.dumps(data)), held).digest() == graph.digest()
     with pytest.raises(InputError, match="holds 2 objects, 0 are given"):
         read_graph(data)

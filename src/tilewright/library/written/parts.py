@@ -94,8 +94,7 @@ class _Rewriting:
             if op.call is not None:
                 if op.call.over is None or not op.inputs:
                     return
-                line = op.call.line
-                if line is not None and op.call.lies[line.source : line.source + 1] in ((), (None,)):
+                if op.call.line is not None:
                     lines.append(op)
                 value = op.inputs[0]
                 continue
@@ -129,8 +128,10 @@ class _Rewriting:
         self.layouts[line] = layout
         copied = Op("line", (source,), (line,), TensorExpr(axes, (read(0, here, source.dtype),)))
         inputs = tuple(line if k == at.source else v for k, v in enumerate(op.inputs))
-        seen = tuple(layout.strides if k == at.source else s for k, s in enumerate(call_.seen))
-        return copied, replace(op, inputs=inputs, call=replace(call_, seen=seen))
+        anyhow = [
+            tuple(None if k == at.source else s for k, s in enumerate(x)) for x in (call_.lies, call_.seen)
+        ]
+        return copied, replace(op, inputs=inputs, call=replace(call_, lies=anyhow[0], seen=anyhow[1]))
 
     def _lay(self, value: Value, layout: Layout) -> None:
         """A kernel that makes all of a value that is written lays it as the input lies."""
