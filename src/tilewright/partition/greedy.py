@@ -24,7 +24,7 @@ from tilewright.tuning.thresholds import PARTITION
 
 from .equal_groups import Likeness
 from .kernel_ops import GraphParts
-from .topological_order import Order, Standing, followers
+from .topological_order import Order, Standing, followers, passing_through
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class Merging:
         self.prices: dict[object, float | _Refusal] = {}
         self.priced = 0
         groups = chosen_kernels(parts)
-        self.order = Order(followers(parts.graph, parts.consumers), [g.places for g in groups])
+        inlined = [parts.position[op] for op in parts.inlined if op.kernel < 0]
+        later = passing_through(followers(parts.graph, parts.consumers), inlined)
+        self.order = Order(later, [g.places for g in groups])
         self.group: dict[Op, Group] = {}
         for g in groups:
             g.price = self.cost_of(g.places)

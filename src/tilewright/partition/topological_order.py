@@ -185,6 +185,20 @@ def followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> list[lis
     return found
 
 
+def passing_through(later: Sequence[Sequence[int]], inlined: Collection[int]) -> list[list[int]]:
+    """The same where the `inlined` places are computed by each place that follows them: they wait for nothing, and who
+    leads to one leads to those behind it."""
+    behind: dict[int, list[int]] = {}
+    for n in sorted(inlined, reverse=True):
+        behind[n] = _reached(later[n], behind)
+    return [[] if n in behind else _reached(places, behind) for n, places in enumerate(later)]
+
+
+def _reached(places: Sequence[int], behind: Mapping[int, Sequence[int]]) -> list[int]:
+    """The places, those that are not themselves in `behind`, and what stands there of the others."""
+    return list(dict.fromkeys(m for n in places for m in behind.get(n, (n,))))
+
+
 def in_some_order(graph: Graph, sets: Sequence[Collection[Op]]) -> list[int]:
     """The numbers of disjoint sets of ops that can run one after the other, among the kernels that were chosen before:
     the first ones, and of the others each that waits for nothing that waits for it. Two sets may wait for each other
