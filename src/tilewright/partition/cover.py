@@ -11,6 +11,8 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import VerifyError
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep, results_of
+from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import PARTITION
 
 from .greedy import Afar, Group, Merging
 from .kernel_ops import GraphParts
@@ -81,10 +83,7 @@ def _cover(parts: GraphParts, groups: Sequence[Group]) -> Cover:
     graph = parts.graph
     stored = parts.read_from_memory() - parts.views.keys()  # views have steps of their own
     wanted = [op for op in graph.ops if op in parts.inlined and op.output in stored]
-    groups = [
-        *groups,
-        *(Group((parts.position[op],), 0.0, "read by a library call or the caller") for op in wanted),
-    ]
+    groups = [*groups, *(Group(places, 0.0, _READ) for places in _together(parts, wanted))]
     told = filler(graph)
     steps: list[Step] = [parts.kernel(g.places, told(g.why)) for g in groups]
     for op in graph.ops:
@@ -94,6 +93,33 @@ def _cover(parts: GraphParts, groups: Sequence[Group]) -> Cover:
     steps += list(parts.views.values())
     ordered = _ordered(steps, lambda step: _place_of(step, parts), graph.found_by_calls())
     return Cover(graph, tuple(ordered), parts.layouts)
+
+
+_READ = "read by a library call or the caller"
+
+
+def _together(parts: GraphParts, wanted: Sequence[Op]) -> list[tuple[int, ...]]:
+    """The places of ops that become kernels for what others read: each is one, but those of a single number that is
+    made of inputs alone (the place in a cache, of each layer) are kernels together."""
+    alone = [(parts.position[op],) for op in wanted if not _is_known_at_first(op, parts)]
+    first = [parts.position[op] for op in wanted if _is_known_at_first(op, parts)]
+    most = PARTITION.max_kernel_ops
+    return [*alone, *(tuple(first[k : k + most]) for k in range(0, len(first), most))]
+
+
+def _is_known_at_first(op: Op, parts: GraphParts) -> bool:
+    """Whether an op makes one number of what numbers the inputs hold."""
+    todo, seen = [op], {op}
+    while todo:
+        one = todo.pop()
+        if one.expr is None or one.output.numel is not dims.ONE or one not in parts.inlined:
+            return False
+        makers = {p for v in one.inputs if (p := parts.producer.get(v)) is not None} - seen
+        if any(v.numel is not dims.ONE for v in one.inputs):
+            return False
+        seen |= makers
+        todo += makers
+    return True
 
 
 def _place_of(step: Step, parts: GraphParts) -> int:
