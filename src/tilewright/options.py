@@ -32,7 +32,9 @@ MODES: Mapping[str, Mapping[str, OptionValue]] = {
 """The options that the modes of `torch.compile` stand for."""
 
 _ELSEWHERE = frozenset({"cache", "cache_dir", "tuning_file", "verify"})
-_NOT_TIMED = frozenset({"strict", "freeze", "threads", "measure", "tune_seconds", "cuda_graphs", "pin_threads"})
+_NOT_TIMED = frozenset(
+    {"strict", "freeze", "threads", "measure", "tune_seconds", "cuda_graphs", "pin_threads"}
+)
 """(Whose threads are timed, and how many, is part of the device's name.)"""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})

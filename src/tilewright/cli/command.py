@@ -129,7 +129,9 @@ def bench_(request: CommandRequest, **asked: Any) -> int:
         "TILEWRIGHT_TUNING_FILE=tuning.json tilewright run model.onnx",
     ),
 )
-@click.option("--budget", default="60s", show_default=True, metavar="TIME", help="About so long: 60s, 5m, 1h.")
+@click.option(
+    "--budget", default="60s", show_default=True, metavar="TIME", help="About so long: 60s, 5m, 1h."
+)
 @click.option(
     "-o", "--output", default="tuning.json", show_default=True, metavar="FILE",
     help="Written there; what a file holds already of this version is taken, kept and added to.",

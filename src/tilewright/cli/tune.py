@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,9 +57,11 @@ class _Output:
             ) from error
         self._written = self.now()
 
-    def is_old(self) -> bool:
-        """Whether it is time to write what was found since."""
-        return self.now() - self._written >= TUNING.seconds_between_writes
+    def keep(self, found: TuningFile) -> None:
+        """Write, if it is time to. What cannot be written now is told at the end."""
+        if self.now() - self._written >= TUNING.seconds_between_writes:
+            with suppress(InputError):
+                self.write(found)
 
 
 def tune_model(request: CommandRequest, output: str, budget: str) -> int:
@@ -74,12 +77,19 @@ def tune_model(request: CommandRequest, output: str, budget: str) -> int:
         model, chosen = prepared(asked)
     if isinstance(model.target, CompiledModel):
         raise InputError(
-            "an artifact is compiled already", phase="cli", op=request.model, hint="tune the model that it was made of"
+            "an artifact is compiled already",
+            phase="cli",
+            op=request.model,
+            hint="tune the model that it was made of",
         )
-    session = TuningSession(seconds, lambda: kept.write(session.found) if kept.is_old() else None)
+    session = TuningSession(seconds, lambda: kept.keep(session.found))
     first = STATS.timed
     try:
-        with tuning(session), request.progress(f"tuning {request.model}"), measure.settings(threads_of(request)):
+        with (
+            tuning(session),
+            request.progress(f"tuning {request.model}"),
+            measure.settings(threads_of(request)),
+        ):
             for turn in range(TUNING.max_turns):
                 known = STATS.timed
                 compiled = compile_for(asked, model, chosen.inputs)
@@ -134,11 +144,12 @@ def _show(request: CommandRequest, session: TuningSession, kept: _Output, timed:
     ]
     if rows:
         screen.table("choices", ("device", "of", "choices"), rows)
-    here, whole = (
-        sum(map(len, file.devices.values())) for file in (found, kept.before.merged(found))
-    )
+    here, whole = (sum(map(len, file.devices.values())) for file in (found, kept.before.merged(found)))
     left = f"; more time would settle {len(session.unsettled)} more" if session.unsettled else ""
-    screen.line(f"{path}: {here} choices of {request.model}, {timed} timed now{left}; {whole} in the file", verdict=True)
+    screen.line(
+        f"{path}: {here} choices of {request.model}, {timed} timed now{left}; {whole} in the file",
+        verdict=True,
+    )
     screen.line(f"use it with {PREFIX}TUNING_FILE={path}, or options={{'tuning_file': {str(path)!r}}}")
     screen.facts |= {
         "output": str(path), "timed": timed, "unsettled": len(session.unsettled),

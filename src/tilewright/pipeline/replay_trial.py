@@ -69,7 +69,9 @@ class ReplayTrial:
         with torch.no_grad():
             runs = self._tried(lambda: dict(self._runs(every)))
             found = [
-                self._tried(partial(self._contest, c, runs)) if runs and self.builder.tuned.seconds() else None
+                self._tried(partial(self._contest, c, runs))
+                if runs and self.builder.tuned.seconds()
+                else None
                 for c in contests
             ]
         return [f or [None] * len(c) for f, c in zip(found, contests, strict=True)]

@@ -121,7 +121,9 @@ class CoverTrial:
 def told(graph: Graph) -> str:
     """What a graph computes, in words: its ops, and the shapes that it reads and makes."""
     names = " + ".join(dict.fromkeys(op.name for op in graph.ops))
-    read, made = (", ".join(_shape(v) for v in vs if isinstance(v, Value)) for vs in (graph.inputs, graph.outputs))
+    read, made = (
+        ", ".join(_shape(v) for v in vs if isinstance(v, Value)) for vs in (graph.inputs, graph.outputs)
+    )
     return shown(f"{names}: {read} -> {made}", TEXTS.max_place_characters)
 
 

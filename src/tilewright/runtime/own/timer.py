@@ -137,7 +137,9 @@ class Timer:
         before = self._trials(task)
         try:
             times, spread = self._times(candidates)
-        except REFUSALS as refused:  # as text: the traceback of an error that a log keeps would hold the operands
+        except (
+            REFUSALS
+        ) as refused:  # as text: the traceback of an error that a log keeps would hold the operands
             LOG.info("%s is not timed: %s", candidates[0].name, str(refused))
             return candidates[0].name
         for name, seconds in before[-1]["seconds"].items() if before else ():

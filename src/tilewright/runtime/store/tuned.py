@@ -17,7 +17,7 @@ from tilewright.options import Options
 
 from .cache import digest
 from .decisions import Decisions
-from .tuning_file import Entry, TuningFile, Unusable, entry_name, is_entry, read
+from .tuning_file import Entry, TuningFile, Unusable, as_entry, entry_name, read
 
 
 class TuningSession:
@@ -163,7 +163,7 @@ class Verdicts:
         entry = self.tuned.get(self.kind, self.decisions.clock_key(task))
         if entry is None and self.stored:
             found = self.decisions.get(self._text(task))
-            entry = found if is_entry(self.kind, found) else None
+            entry = as_entry(self.kind, found)
         if entry is not None:
             self.tuned.note(self.kind, self.decisions.clock_key(task), entry)
         return entry

@@ -185,14 +185,15 @@ def _entries(given: object, place: str) -> Mapping[str, Entry]:
     return found
 
 
-def is_entry(kind: str, given: object) -> bool:
-    """Whether something has the fields that entries of a kind have."""
+def as_entry(kind: str, given: object) -> Entry | None:
+    """What is given, if it has the fields that entries of a kind have."""
     if not isinstance(given, dict):
-        return False
+        return None
     entry = cast("dict[str, object]", given)
-    return entry.keys() - {"what"} == KINDS[kind].keys() and not any(
+    fits = set(entry) - {"what"} == set(KINDS[kind]) and not any(
         check(entry[name]) for name, check in KINDS[kind].items()
     )
+    return entry if fits else None
 
 
 def _refused(message: str, place: str) -> InputError:
@@ -203,7 +204,12 @@ def _refused(message: str, place: str) -> InputError:
 
 
 def _seconds(given: object) -> str:
-    fits = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given >= 0
+    fits = (
+        isinstance(given, (int, float))
+        and not isinstance(given, bool)
+        and math.isfinite(given)
+        and given >= 0
+    )
     return "" if fits else "seconds, 0 or more"
 
 
