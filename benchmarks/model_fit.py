@@ -1,10 +1,11 @@
-"""`python -m benchmarks.model_fit --json FILE [--device cuda] [--budget SECONDS]`: does the model know what kernels cost?
+"""`python -m benchmarks.model_fit --json FILE [--device cuda] [--budget SECONDS]`: does the model know
+what kernels cost?
 
 Kernels over sizes from what a core's cache holds to what memory must give, each compiled by itself: on the CPU every
 launch has the clock of `explain --time`, on a GPU graphs of kernels are replayed over cold inputs. Beside them, with
 `--products FILE` (what `benchmarks.gemm` wrote), schedules of products that were timed there, priced by today's model;
-these need no GPU. Of each kind, and of all: Spearman's correlation of ranks, the median of |modelled / measured - 1|, and
-the floor of a launch as the figures have it beside the one of the model.
+these need no GPU. Of each kind, and of all: Spearman's correlation of ranks, the median of |modelled / measured - 1|,
+and the floor of a launch as the figures have it beside the one of the model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from tilewright import measure
 from tilewright.errors import IllegalSchedule
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, watch_compilations
+from tilewright.report.records import Compiled as Reported
 from tilewright.report.taken import explained_steps
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.cuda.device import gpu_target
@@ -126,13 +129,14 @@ def on_cpu(kind: str, name: str, run: Program, inputs: Tensors) -> list[Pair]:
 
     with watch_compilations(watched):
         made = tilewright.compile(kernels.Kernel(run), inputs, options={"measure": False})  # type: ignore[arg-type]
-    if len(made.compilations) != 1 or len(clocks) != 1:
+    graphs = cast("Reported", made).compilations
+    if len(graphs) != 1 or len(clocks) != 1:
         return []
     for count in (WARM, CALLS):
         clocks[0].forget()
         for _ in range(count):
             made(*inputs)
-    steps = [s for s in explained_steps(made.compilations[0], clocks[0]) if s.is_kernel]
+    steps = [s for s in explained_steps(graphs[0], clocks[0]) if s.is_kernel]
     return [
         Pair(kind, name, step.record.seconds, step.measured)
         for step in steps
@@ -143,8 +147,9 @@ def on_cpu(kind: str, name: str, run: Program, inputs: Tensors) -> list[Pair]:
 def on_gpu(kind: str, name: str, run: Program, inputs: Tensors, device: torch.device) -> list[Pair]:
     """A program that is one kernel, replayed over cold inputs."""
     made = tilewright.compile(kernels.Kernel(run), inputs, options={"tune_seconds": 0})  # type: ignore[arg-type]
-    found = [kernel for graph in made.compilations for kernel in graph.kernels]
-    if len(found) != 1 or any(graph.calls for graph in made.compilations) or not found[0].seconds:
+    graphs = cast("Reported", made).compilations
+    found = [kernel for graph in graphs for kernel in graph.kernels]
+    if len(found) != 1 or any(graph.calls for graph in graphs) or not found[0].seconds:
         return []
     sets = [inputs]
     needed = gpu_clock.sets_needed(sum(t.nbytes for t in inputs), device)
@@ -160,7 +165,7 @@ def timed_pairs(device: torch.device, seconds: float) -> Iterator[Pair]:
         if time.monotonic() > end:
             print(f"no time is left for {name} and what stands behind it", file=sys.stderr)
             return
-        torch._dynamo.reset()
+        torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
         with torch.no_grad():
             if device.type == "cpu":
                 yield from on_cpu(kind, name, run, inputs)

@@ -48,7 +48,9 @@ class _Output:
     _written: float = field(default=0.0)
 
     def write(self, found: TuningFile) -> None:
-        """Raises InputError where that cannot be done."""
+        """With what others have written meanwhile. Raises InputError where that cannot be done."""
+        now = read(self.path)
+        self.before = self.before.merged(now) if isinstance(now, TuningFile) else self.before
         try:
             self.before.merged(found).write(self.path)
         except OSError as error:
