@@ -255,6 +255,8 @@ def test_times_of_covers_are_noted_and_taken(tmp_path: Path) -> None:
     known = Tuned("here", {name: {"seconds": [3.0, 4.0]}})
     STATS.reset()
     assert CoverTrial(builder(known), "cpu")([numbered, graph]) == [3.0, 4.0] and STATS.timed == 0
+    given_up = Tuned("here", {name: {"seconds": None}})  # no clock could tell: the next one need not try
+    assert CoverTrial(builder(given_up), "cpu")([numbered, graph]) is None and STATS.timed == 0
     over = TuningSession(0)
     assert CoverTrial(builder(Tuned("here", {}, over)), "cpu")([numbered, graph]) is None
     assert over.unsettled == {name} and not over.found.devices.get("here")

@@ -46,18 +46,20 @@ class CoverTrial:
         match tuned.get("cover", key):
             case {"seconds": [*known]} if len(known) == len(covers):
                 found = [float(seconds) for seconds in known]
+            case {"seconds": None}:
+                found = None
+            case _ if not tuned.seconds():
+                tuned.leave("cover", key)
+                return None
             case _:
                 found = self._timed(covers)
-        if found is not None:
-            tuned.note("cover", key, {"what": told(covers[0]), "seconds": found})
-        elif not tuned.seconds():
-            tuned.leave("cover", key)
+        tuned.note("cover", key, {"what": told(covers[0]), "seconds": found})
         return found
 
     def _timed(self, covers: Sequence[Graph]) -> list[float] | None:
         """As a clock says now."""
         clock = self.builder.backend.clock(self.device)
-        if clock is None or not self.builder.tuned.seconds():
+        if clock is None:
             return None
         STATS.timed += 1
         try:

@@ -159,7 +159,7 @@ def _condition(text: str, sizes: Mapping[str, Expr]) -> Expr:
     try:
         python = re.sub(r"\bnot\(", "not_(", text)  # Python's own binds less than &
         made = _expression(ast.parse(python, mode="eval").body, sizes)
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is no condition on sizes") from None
     if made.dtype is not bool_:
         raise ValueError(f"{text!r} is a number, and no condition")

@@ -9,10 +9,10 @@ kernel, or the offers of a library, can be before it is taken.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -204,13 +204,8 @@ def _refused(message: str, place: str) -> InputError:
 
 
 def _seconds(given: object) -> str:
-    fits = (
-        isinstance(given, (int, float))
-        and not isinstance(given, bool)
-        and math.isfinite(given)
-        and given >= 0
-    )
-    return "" if fits else "seconds, 0 or more"
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return "" if is_number and 0 <= given <= sys.float_info.max else "seconds, 0 or more"
 
 
 def _seconds_or_none(given: object) -> str:
@@ -241,8 +236,10 @@ def _schedule(given: object) -> str:
 
 
 def _several_seconds(given: object) -> str:
+    if given is None:
+        return ""
     listed = cast("list[object]", given) if isinstance(given, list) else []
-    return "" if listed and not any(map(_seconds, listed)) else "a list of seconds"
+    return "" if listed and not any(map(_seconds, listed)) else "a list of seconds, or null"
 
 
 def _named_seconds(given: object) -> str:
@@ -261,5 +258,5 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     "fused_convolution": {"right": _flag},
 }  # fmt: skip
 """The fields of each kind: a product and what stands behind it (without a schedule: the library's); attention beside a
-library's call; covers of a region beside each other, in their order; the ways to do a call; a convolution of a library
+library's call; covers of a region beside each other, in their order (null: the model decides, no clock can); the ways to do a call; a convolution of a library
 (null: it cannot be run); and whether a fused one is right."""
