@@ -19,6 +19,7 @@ from tilewright.cli.tune import seconds_of
 from tilewright.errors import InputError
 from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuning_file import TuningFile
 
 NET = """
 import torch
@@ -112,6 +113,19 @@ def test_another_model_is_added_and_what_is_known_is_not_timed(here: Path) -> No
     assert again.keys() == first.keys()
     assert invoke("tune", "tune_net:other", "--freeze", "--threads", "2").exit_code == 0
     assert len(choices(here / "tuning.json")) == 2 and first.items() <= choices(here / "tuning.json").items()
+
+
+def test_two_that_write_one_file_keep_both(here: Path) -> None:
+    measure: Callable[..., str] = Timer.measure
+
+    def meanwhile(timer: Timer, *given: Any) -> str:
+        TuningFile({"another device": {}}).write(here / "tuning.json")
+        return measure(timer, *given)
+
+    with mock.patch.object(Timer, "measure", meanwhile):
+        assert invoke(*TUNE).exit_code == 0
+    devices = json.loads((here / "tuning.json").read_text())["devices"]
+    assert len(devices) == 2 and sorted(map(len, devices.values())) == [0, 1]
 
 
 def test_a_budget_of_nothing_times_nothing(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a clock says of a library's convolutions: from a tuning file, from the store, or by measuring; told to who tunes."""
+"""What a clock says of a library's convolutions: from a tuning file, the store, or by measuring; told to who tunes."""
 
 # pyright: reportPrivateUsage=false
 

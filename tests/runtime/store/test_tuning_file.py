@@ -81,9 +81,9 @@ def test_files_of_several_devices_and_models_are_one() -> None:
         (lambda f: entry(f).update(parts=True), "parts cannot be True"),
         (lambda f: entry(f).update(seconds=-1), "seconds cannot be -1"),
         (lambda f: entry(f).update(seconds=10**400), "seconds cannot be 1000"),
-        (lambda f: entry(f).update(schedule=f"c3:gridx4 descriptors=[1 if {'(' * 999}]"), "do not match"),
+        (lambda f: entry(f).update(schedule=f"c3:gridx4 past_caches=[1 if {'(' * 999}]"), "do not match"),
         (
-            lambda f: entry(f).update(schedule=f"c3:gridx4 descriptors=[1 if {'+'.join('1' * 9999)}]"),
+            lambda f: entry(f).update(schedule=f"c3:gridx4 past_caches=[1 if {'+'.join('1' * 9999)}]"),
             "no condition",
         ),
         (lambda f: entry(f).update(schedule=5), "schedule cannot be 5"),

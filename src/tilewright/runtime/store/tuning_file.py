@@ -20,10 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, shown
 from tilewright.ir.text.schedule import check_text
 from tilewright.tuning.input_limits import TUNING_FILES
 from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.text_limits import TEXTS
 
 from .code_identity import DECIDING, code_identity
 
@@ -180,7 +181,8 @@ def _entries(given: object, place: str) -> Mapping[str, Entry]:
         for field_name, check in checks.items():
             wrong = check(entry[field_name])
             if wrong:
-                raise _refused(f"{field_name} cannot be {entry[field_name]!r}: {wrong}", here)
+                value, why = (shown(x, TEXTS.max_place_characters) for x in (repr(entry[field_name]), wrong))
+                raise _refused(f"{field_name} cannot be {value}: {why}", here)
         found[name] = entry
     return found
 
@@ -204,8 +206,9 @@ def _refused(message: str, place: str) -> InputError:
 
 
 def _seconds(given: object) -> str:
-    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    return "" if is_number and 0 <= given <= sys.float_info.max else "seconds, 0 or more"
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= sys.float_info.max:
+        return ""
+    return "seconds, 0 or more"
 
 
 def _seconds_or_none(given: object) -> str:
@@ -258,5 +261,5 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     "fused_convolution": {"right": _flag},
 }  # fmt: skip
 """The fields of each kind: a product and what stands behind it (without a schedule: the library's); attention beside a
-library's call; covers of a region beside each other, in their order (null: the model decides, no clock can); the ways to do a call; a convolution of a library
-(null: it cannot be run); and whether a fused one is right."""
+library's call; covers of a region beside each other, in order (null: the model decides, no clock can); the ways to do
+a call; a convolution of a library (null: it cannot be run); and whether a fused one is right."""
