@@ -113,6 +113,7 @@ DEFINITIONS: Mapping[str, str] = {
     "runtime.cuda.driver.OUT_OF_MEMORY": "a code of the driver",
     "runtime.cuda.kernels.MAX_GRID_BLOCKS": "a fact of the machine: blocks of one launch",
     "runtime.cuda.kernels.UNBUILT": "a code of the native side",
+    "runtime.store.tuning_file.SCHEMA": "the version of a file format",
     "runtime.own.product.MAX_DEPTHWISE_TAPS": "the size of an array in native code",
     "runtime.own.product._NOT_FINITE": "a bit of the native side",
     "runtime.own.product._DENORMAL": "a bit of the native side",

@@ -75,7 +75,15 @@ def test_unknown_name_hints_at_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("threads", 0), ("threads", True), ("strict", 1), ("trim", "maybe"), ("cache_dir", "")],
+    [
+        ("threads", 0),
+        ("threads", True),
+        ("strict", 1),
+        ("trim", "maybe"),
+        ("cache_dir", ""),
+        ("tuning_file", ""),
+    ]
+    + [("tune_seconds", value) for value in (-1, "soon", None, True, 2.5, float("nan"))],
 )
 def test_wrong_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"option {name} cannot be"):

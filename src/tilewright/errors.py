@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from tilewright.tuning.text_limits import TEXTS
 
+_ONCE: set[str] = set()
 _SAID: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
@@ -19,6 +20,14 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn, once of each message unless filters say otherwise. The line of ours that does it would tell nobody
     anything: no line is named, and none is printed."""
     warnings.warn_explicit(message, category, "<tilewright>", 1, module="tilewright", registry=_SAID)
+
+
+def warn_once(message: str) -> None:
+    """Warn of a message if this process has not done so: torch changes the filters of warnings while it compiles, and
+    Python forgets then what it said."""
+    if message not in _ONCE:
+        _ONCE.add(message)
+        warn(message)
 
 
 def near_match(name: str, known: Iterable[str], what: str) -> str:

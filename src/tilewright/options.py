@@ -31,6 +31,12 @@ MODES: Mapping[str, Mapping[str, OptionValue]] = {
 }
 """The options that the modes of `torch.compile` stand for."""
 
+_ELSEWHERE = frozenset({"cache", "cache_dir", "tuning_file", "verify"})
+_NOT_TIMED = frozenset(
+    {"strict", "freeze", "threads", "measure", "tune_seconds", "cuda_graphs", "pin_threads"}
+)
+"""(Whose threads are timed, and how many, is part of the device's name.)"""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -61,6 +67,10 @@ class Options:
     tune_seconds: int = 5
     """Seconds that building and timing kernels of products and convolutions beside a library's may take, about, for
     each graph on a GPU; 0: these, and torch's attention op, are the library's."""
+
+    tuning_file: str | None = None
+    """A file that `tilewright tune` wrote: what it says of this device is taken and not timed again, whatever
+    `tune_seconds` is. One of another device, version or schema, or a damaged one, is ignored with a warning."""
 
     compiler: str | None = None
     """Path or name of the C++ compiler; None: the first usable one that is found."""
@@ -136,11 +146,17 @@ class Options:
     def digest(self) -> str:
         """Hex SHA-256 of every option that can change generated code; part of the cache key.
 
-        Left out: `cache` and `cache_dir`, which only say where results are kept, and `verify`.
+        Left out: where results are kept or come from, and `verify`.
         """
-        shown = {
-            k: v for k, v in dataclasses.asdict(self).items() if k not in ("cache", "cache_dir", "verify")
-        }
+        return self._digest(_ELSEWHERE)
+
+    def clock_digest(self) -> str:
+        """The same of every option that can change what a clock finds of a given task: how long it may take, and what
+        is done with what it finds, cannot."""
+        return self._digest(_ELSEWHERE | _NOT_TIMED)
+
+    def _digest(self, left_out: frozenset[str]) -> str:
+        shown = {k: v for k, v in dataclasses.asdict(self).items() if k not in left_out}
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
     def replace(self, **changes: object) -> Options:
@@ -199,7 +215,8 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "cache": (_is_flag, "true or false"),
     "cache_dir": (_is_text, "a path or none"),
     "measure": (_is_flag, "true or false"),
-    "tune_seconds": (_is_number, "a number of seconds, 0 or more"),
+    "tune_seconds": (_is_number, "a whole number of seconds, 0 or more"),
+    "tuning_file": (_is_text, "a path or none"),
     "compiler": (_is_text, "a path or none"),
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),

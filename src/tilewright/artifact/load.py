@@ -122,7 +122,7 @@ class _Facts:
 
 def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:
     """The options of whoever saved, with the cache, the compiler and the checks of whoever loads."""
-    mine = {name: getattr(here, name) for name in ("cache", "cache_dir", "compiler", "verify")}
+    mine = {name: getattr(here, name) for name in ("cache", "cache_dir", "tuning_file", "compiler", "verify")}
     try:
         return Options.make({**saved, **mine})
     except InputError as bad:

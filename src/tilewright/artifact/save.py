@@ -100,5 +100,5 @@ def _unit(executable: Executable, parts: Parts, name: str) -> Json:
 
 def _options(options: Options) -> Json:
     """Options by name, but for those that name places on this machine."""
-    left_out = ("cache", "cache_dir", "compiler", "verify")
+    left_out = ("cache", "cache_dir", "tuning_file", "compiler", "verify")
     return {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out}

@@ -122,6 +122,30 @@ def bench_(request: CommandRequest, **asked: Any) -> int:
 
 
 @cli.command(
+    "tune",
+    examples=(
+        "tilewright tune model.onnx --budget 60s",
+        "tilewright tune pkg.mod:make --device cuda --precision fp16 --budget 5m -o tuning.json",
+        "TILEWRIGHT_TUNING_FILE=tuning.json tilewright run model.onnx",
+    ),
+)
+@click.option(
+    "--budget", default="60s", show_default=True, metavar="TIME", help="About so long: 60s, 5m, 1h."
+)
+@click.option(
+    "-o", "--output", default="tuning.json", show_default=True, metavar="FILE",
+    help="Written there; what a file holds already of this version is taken, kept and added to.",
+)  # fmt: skip
+@verb
+def tune_(request: CommandRequest, budget: str, output: str) -> int:
+    """Time the ways to compute MODEL on this device, and write which are fastest. Who compiles with the file (option
+    tuning_file) times nothing again."""
+    from . import tune
+
+    return tune.tune_model(request, output, budget)
+
+
+@cli.command(
     "check",
     examples=(
         "tilewright check model.onnx",

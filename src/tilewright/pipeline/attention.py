@@ -24,37 +24,51 @@ from tilewright.partition.layout import choose_layouts
 from tilewright.partition.regions import Region, may_have_regions
 from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuned import Verdicts
 from tilewright.tuning.search_limits import PRODUCTS, TRIAL
 
 from .build import KernelBuilder
 from .prices import MeasuredCache, kernel_prices, rearranged
 from .replay_trial import ReplayContestant, ReplayTrial
+from .trial import told
 
 
 def choose_attention(graph: Graph, builder: KernelBuilder, device: str, options: Options) -> ChosenRegions:
     """The graph with kernels for attention of known sizes, where they are measured as faster at `device` than the
     library's call. Where nothing can be timed, nothing is chosen."""
-    clock, solver = builder.backend.replay_clock(device), builder.solver
-    if clock is None or not options.tune_seconds or not may_have_regions(graph, solver.hints, attention=True):
+    clock, solver, tuned = builder.backend.replay_clock(device), builder.solver, builder.tuned
+    stored = options.tune_seconds > 0 or tuned.session is not None
+    if clock is None or not (stored or tuned) or not may_have_regions(graph, solver.hints, attention=True):
         return ChosenRegions(graph)
     plain = normalise(recognise_masks(graph))
     selected = select(plain)
     normal = replace(plain, layouts=choose_layouts(selected))  # with those of what calls make
     where = builder.backend.timing_key(device, options)
     cache = MeasuredCache(builder.decisions, f"attention beside a library's on {where}")
+    verdicts = Verdicts("attention", builder.decisions, tuned, where, stored)
     trial = ReplayTrial(builder, device, clock)
 
     def judged(found: Mapping[str, tuple[Region, ChosenRegion]]) -> set[str]:
-        taken = {key for key in found if cache.get(f"taken {key}") == [True]}
-        left = {k: v for k, v in found.items() if cache.get(f"taken {k}") is None and _is_worth_timing(*v)}
+        known = {key: entry for key in found if (entry := verdicts.get(key)) is not None}
+        taken = {key for key, entry in known.items() if entry["kernels"] is True}
+        left = {k: v for k, v in found.items() if k not in known and _is_worth_timing(*v)} if stored else {}
+        if not tuned.seconds(options.tune_seconds):
+            for key in left:
+                verdicts.leave(key)
+            return taken
         contests = {key: _ways(*pair, normal, selected, builder) for key, pair in left.items()}
         contests = {key: ways for key, ways in contests.items() if trial.fits(ways)}
+        STATS.timed += len(contests)
         for key, times in zip(contests, trial(list(contests.values())), strict=True):
             library, ours = times
             if library is not None and ours is not None:
                 wins = ours <= PRODUCTS.max_preferred_ratio * library
                 taken |= {key} if wins else set()
-                cache.put(f"taken {key}", [wins])
+                what = told(found[key][1].region)
+                verdicts.put(
+                    key, {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
+                )
         return taken
 
     policy = RegionPolicy("inside", solver.target.cores, attention=True)

@@ -22,6 +22,7 @@ from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.runtime.plan.verified import Checks
 from tilewright.runtime.store.decisions import Decisions
+from tilewright.runtime.store.tuned import Tuned
 from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
@@ -139,6 +140,8 @@ class KernelBuilder:
     ordinal: int = 0
     given: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
     """Schedules of kernels that the solver is not asked for."""
+    tuned: Tuned = field(default_factory=Tuned)
+    """What a tuning file says of the device."""
 
     @property
     def hints(self) -> SizeHints:

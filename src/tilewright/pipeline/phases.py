@@ -45,6 +45,7 @@ from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
+from tilewright.runtime.store.tuned import Tuned, tuned_for
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
@@ -94,7 +95,10 @@ def begin(asked: CompileRequest, graph: Graph, solver: Solver, store: ContentSto
     grown = usual.at(typical.raised(SIZES.assumed_size, rest.symbols()))
     memory = ContentStore(default_root(asked.options)) if store is None else store
     decisions = Decisions(solver.target, memory, asked.options, typical.sizes)
-    return State(asked, usual, grown, decisions, graph, rest)
+    where = asked.place.backend.timing_key(asked.place.device, asked.options)
+    # who wants nothing timed wants what is expected to be the fastest, whatever was found before
+    tuned = tuned_for(asked.options, where) if asked.options.measure else Tuned()
+    return State(asked, usual, grown, decisions, graph, rest, tuned=tuned)
 
 
 def typical_sizes(graph: Graph, traced: SizeHints) -> SizeHints:
@@ -149,9 +153,8 @@ def _is_timed(state: State) -> bool:
 
 def _choose_region_kernels(state: State) -> State:
     asked = state.request
-    found = choose_region_kernels(
-        state.graph, state.solver, state.grown, asked.options, state.decisions, asked.place
-    )
+    builder = replace(_quiet_builder(state), solver=state.grown)
+    found = choose_region_kernels(state.graph, builder, state.solver, asked.place)
     return replace(state, graph=found.graph, regions=found)
 
 
@@ -169,7 +172,9 @@ def _times_products(state: State) -> bool:
 def _quiet_builder(state: State) -> KernelBuilder:
     """What builds kernels that are only timed."""
     place = state.request.place
-    return KernelBuilder(in_silence, place.backend, state.solver, state.decisions, place.ordinal)
+    return KernelBuilder(
+        in_silence, place.backend, state.solver, state.decisions, place.ordinal, tuned=state.tuned
+    )
 
 
 def _choose_attention(state: State) -> State:
@@ -214,7 +219,11 @@ def _lays_channels(state: State) -> bool:
 def _convolution_timer(state: State) -> ConvolutionTimer:
     asked = state.request
     return ConvolutionTimer(
-        state.target, ContentStore(default_root(asked.options)), state.solver.hints, asked.place.device
+        state.target,
+        ContentStore(default_root(asked.options)),
+        state.solver.hints,
+        asked.place.device,
+        state.tuned,
     )
 
 
@@ -233,7 +242,8 @@ def _specialise(state: State) -> State:
     asked, target = state.request, state.target
     store = ContentStore(default_root(asked.options))
     own = maker(target, store, asked.options, pack_lazily=asked.trusted)
-    timer = Timer(target, store, asked.options, asked.traced.sizes) if asked.options.measure else None
+    sizes = asked.traced.sizes
+    timer = Timer(target, store, asked.options, sizes, tuned=state.tuned) if asked.options.measure else None
     return state.with_graph(normalise(specialise(state.graph, target, own, timer), _evaluator(state)))
 
 

@@ -24,11 +24,10 @@ from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 from tilewright.rewrite.algebra.search import Search, rearrange
 from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import PARTITION
 
-from .build import KernelBuilder, in_silence
+from .build import KernelBuilder
 from .place import DevicePlace
 from .trial import CoverTrial
 
@@ -48,27 +47,24 @@ class MeasuredCache:
 
 
 def choose_region_kernels(
-    graph: Graph,
-    usual: Solver,
-    grown: Solver,
-    options: Options,
-    decisions: Decisions,
-    place: DevicePlace,
+    graph: Graph, builder: KernelBuilder, usual: Solver, place: DevicePlace
 ) -> ChosenRegions:
-    """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
-    are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
-    `place`."""
+    """The kernels around contractions chosen at the sizes of the `builder`; they must win at the `usual` ones, too. If
+    there are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at `place`."""
+    grown, decisions, options = builder.solver, builder.decisions, usual.options
     inside, skinny = options.contractions == "inside", grown.scheduler.takes_skinny_products
     if options.contractions == "library" or not may_have_regions(
         graph, grown.hints, anywhere=inside, skinny=skinny
     ):
         return ChosenRegions(graph)
     prices = kernel_prices(grown, None if grown is usual else kernel_prices(usual))
-    cache: DecisionCache = decisions
+    cache: DecisionCache | None = decisions
     if options.measure and options.fusion == "full":
-        builder = KernelBuilder(in_silence, place.backend, grown, decisions)
         prices = replace(prices, timed=CoverTrial(builder, place.device))
-        cache = MeasuredCache(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
+        where, known = place.backend.timing_key(place.device, options), builder.tuned.identity
+        # who tunes wants to know the times behind each choice, of which the cache knows nothing
+        tunes = builder.tuned.session is not None
+        cache = None if tunes else MeasuredCache(decisions, f"measured on {where} {known}".rstrip())
     changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")

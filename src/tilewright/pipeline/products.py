@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilewright.errors import IllegalSchedule
+from tilewright.errors import IllegalSchedule, warn_once
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
-from tilewright.partition.memo import DecisionCache
 from tilewright.partition.products import (
     LIBRARY,
     ChosenProduct,
@@ -20,6 +19,9 @@ from tilewright.partition.products import (
 )
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import usable_cores
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuned import Verdicts
+from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
 
@@ -36,6 +38,7 @@ from .product_ways import (
     ways_of,
 )
 from .replay_trial import ReplayTrial
+from .trial import told
 
 LOG = logging.getLogger("tilewright")
 
@@ -45,28 +48,31 @@ def choose_products(
 ) -> ChosenProducts:
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
     About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which
-    there is no time stay a library's, and undecided. `improve` does to calls what the later phases do. Where nothing
-    can be timed, nothing is chosen."""
+    there is no time stay a library's, and undecided, but for those that a tuning file decides. `improve` does to calls
+    what the later phases do. Where nothing can be timed, nothing is chosen."""
     clock = builder.backend.replay_clock(device)
-    if clock is None or seconds <= 0:
+    seconds, tuned = builder.tuned.seconds(seconds), builder.tuned
+    if clock is None or (seconds <= 0 and not tuned):
         return ChosenProducts(graph)
-    solver, cache = builder.solver, builder.decisions
-    normal = normalise(graph)
+    solver, normal = builder.solver, normalise(graph)
     tasks = tasks_of(normal, improve, solver.hints)
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)
-    known = {t.key: found for t in tasks if (found := _known(cache, t, where)) is not None}
-    proposed = [(t, proposals_of(t, solver)) for t in tasks if t.key not in known]
+    stored = seconds > 0 or tuned.session is not None
+    verdicts = Verdicts("product", builder.decisions, tuned, where, stored)
+    known = {t.key: found for t in tasks if (found := _known(verdicts, t)) is not None}
+    proposed = [(t, proposals_of(t, solver)) for t in tasks if t.key not in known] if stored else []
     left = [(t, p) for t, p in proposed if p]
     left.sort(key=lambda found: (not found[0].is_fusion, -found[1][0].seconds * len(found[0].groups)))
-    for task, decided in _decided(left, ReplayTrial(builder, device, clock), seconds):
+    trial = ReplayTrial(builder, device, clock)
+    for task, decided in _decided(left, trial, seconds) if seconds > 0 else ():
         known[task.key] = decided
         LOG.info("%s", decided)
-        cache.put(
-            _cache_key(task, where),
-            [decided.schedule, decided.parts, decided.seconds, decided.library_seconds],
-        )
+        verdicts.put(task.key, _entry(task, decided))
+    for task, _ in left:
+        if task.key not in known:
+            verdicts.leave(task.key)
     return _with_kernels(normal, graph, tasks, known, solver)
 
 
@@ -132,22 +138,29 @@ def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
     layouts = task.layouts if split is None else {**task.layouts, split.between: split.layout}
     try:
         solution = solver.read_solution(kernel, layouts, decided.schedule, decided.seconds)
+        solver.scheduler.check_capacity(solution.form, solution.schedule, solver.target)
     except (ValueError, IllegalSchedule) as wrong:
-        LOG.info("no schedule is taken from the store: %s", wrong)
+        warn_once(f"a schedule that was measured before is not taken for {told(task.region)}: {wrong}")
         return False
     solver.prefer(Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs), solution)
     return True
 
 
-def _cache_key(task: ProductTask, where: str) -> str:
-    """What a decision is kept under: equal groups, on one kind of device."""
-    return f"product\n{task.key}\n{where}"
+def _entry(task: ProductTask, decided: ChosenProduct) -> Entry:
+    """What is kept of a decision."""
+    return {
+        "what": told(task.region), "schedule": decided.schedule, "parts": decided.parts,
+        "seconds": decided.seconds, "library_seconds": decided.library_seconds,
+    }  # fmt: skip
 
 
-def _known(cache: DecisionCache, task: ProductTask, where: str) -> ChosenProduct | None:
-    """What an earlier process decided."""
-    match cache.get(_cache_key(task, where)):
-        case [str(schedule), int(parts), float(seconds), float(library)]:
+def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
+    """What was decided before, about equal groups on such a device."""
+    match verdicts.get(task.key):
+        case {
+            "schedule": str(schedule), "parts": int(parts), "seconds": int() | float() as seconds,
+            "library_seconds": int() | float() as library,
+        }:  # fmt: skip
             return ChosenProduct(task.region.ops, schedule, seconds, library, parts)
         case _:
             return None
@@ -166,6 +179,7 @@ def _decided(
         for (t, p, _), n in zip(fitting, counts, strict=True)
     ]
     contests = [[theirs, *(way for _, way in mine)] for (*_, theirs), mine in zip(fitting, ours, strict=True)]
+    STATS.timed += len(contests)
     for (task, *_), mine, times in zip(fitting, ours, trial(contests), strict=True):
         library, *rest = times
         if library is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import TilewrightError
+from tilewright.errors import TilewrightError, warn_once
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
@@ -68,7 +68,12 @@ class ReplayTrial:
         every = [way for contest in contests for way in contest]
         with torch.no_grad():
             runs = self._tried(lambda: dict(self._runs(every)))
-            found = [self._tried(partial(self._contest, c, runs)) if runs else None for c in contests]
+            found = [
+                self._tried(partial(self._contest, c, runs))
+                if runs and self.builder.tuned.seconds()
+                else None
+                for c in contests
+            ]
         return [f or [None] * len(c) for f, c in zip(found, contests, strict=True)]
 
     def _tried(self, do: Callable[[], T]) -> T | None:
@@ -76,7 +81,7 @@ class ReplayTrial:
         try:
             return do()
         except (TilewrightError, RuntimeError, MemoryError) as refused:
-            LOG.warning("kernels are not timed, the library is taken: %s", refused)
+            warn_once(f"kernels are not timed, the library is taken: {refused}")
         except Exception:
             LOG.exception("timing kernels failed in a way that nobody expects; the library is taken")
         return None
@@ -115,17 +120,27 @@ class ReplayTrial:
         for way in ways:
             seconds = None
             if way in runs:
-                results = runs[way](self._given(way, sets[0]))
-                expected = results if expected is None else expected
-                if agree(expected, results):
-                    seconds = self._seconds(way, runs[way], sets)
-                else:
-                    LOG.warning(
-                        "a kernel that differs from the library is not taken: %s", self._told(way, None)
-                    )
+                try:
+                    expected, seconds = self._beside(way, runs[way], sets, expected)
+                except (TilewrightError, RuntimeError, MemoryError) as refused:
+                    if expected is None:
+                        raise  # nothing to hold the others against
+                    # As text: the traceback of an error that a log keeps would hold the operands.
+                    LOG.info("a way is dropped: %s: %s", self._told(way, None), str(refused))
             LOG.debug("%s", self._told(way, seconds))
             found.append(seconds)
         return found
+
+    def _beside(
+        self, way: ReplayContestant, run: Run, sets: Sequence[Mapping[Value, Tensor]],
+        expected: list[Result] | None,
+    ) -> tuple[list[Result], float | None]:  # fmt: skip
+        """What is expected of every way, its own results where nothing is yet; and its seconds."""
+        results = run(self._given(way, sets[0]))
+        if expected is not None and not agree(expected, results):
+            LOG.warning("a kernel that differs from the library is not taken: %s", self._told(way, None))
+            return expected, None
+        return results if expected is None else expected, self._seconds(way, run, sets)
 
     def _given(self, way: ReplayContestant, tensors: Mapping[Value, Tensor]) -> list[Argument]:
         return [tensors[v] for v in way.cover.graph.inputs if isinstance(v, Value)]

@@ -17,6 +17,7 @@ from tilewright.plan.reports import CallReport, KernelReport
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.runtime.store.decisions import Decisions
+from tilewright.runtime.store.tuned import Tuned
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 
@@ -103,6 +104,7 @@ class State:
     cover: Cover | None = None
     kernels: Kernels | None = None
     plan: Plan | None = None
+    tuned: Tuned = field(default_factory=Tuned)
 
     @property
     def target(self) -> Target:

@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import TilewrightError
+from tilewright.errors import TilewrightError, shown
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
+from tilewright.partition.memo import task_of
 from tilewright.plan.build import build_plan
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.runtime.stats import STATS
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.search_limits import COMPARISON, TRIAL
+from tilewright.tuning.text_limits import TEXTS
 
 from .build import Clock, KernelBuilder, names_of, number_kernels
 from .executables import executable
@@ -39,14 +42,31 @@ class CoverTrial:
     def __call__(self, covers: Sequence[Graph]) -> list[float] | None:
         """The best time of each graph, whose ops have the numbers of their kernels, in seconds; None where they cannot
         be built, or run, here."""
+        tuned, key = self.builder.tuned, self.builder.decisions.clock_key("\n".join(map(task_of, covers)))
+        match tuned.get("cover", key):
+            case {"seconds": [*known]} if len(known) == len(covers):
+                found = [float(seconds) for seconds in known]
+            case {"seconds": None}:
+                found = None
+            case _ if not tuned.seconds():
+                tuned.leave("cover", key)
+                return None
+            case _:
+                found = self._timed(covers)
+        tuned.note("cover", key, {"what": told(covers[0]), "seconds": found})
+        return found
+
+    def _timed(self, covers: Sequence[Graph]) -> list[float] | None:
+        """As a clock says now."""
         clock = self.builder.backend.clock(self.device)
         if clock is None:
             return None
+        STATS.timed += 1
         try:
             with torch.no_grad():
                 return self._times(covers, clock)
         except (TilewrightError, RuntimeError, MemoryError) as refused:
-            LOG.info("covers are not timed: %s", refused)
+            LOG.info("covers are not timed: %s", str(refused))  # its traceback would hold the operands
         except Exception:
             LOG.exception("timing covers failed in a way that nobody expects; the model decides")
         return None
@@ -98,6 +118,19 @@ class CoverTrial:
             made.append(lambda ready=ready: ready([*tensors]))
             first += count
         return made
+
+
+def told(graph: Graph) -> str:
+    """What a graph computes, in words: its ops, and the shapes that it reads and makes."""
+    names = " + ".join(dict.fromkeys(op.name for op in graph.ops))
+    read, made = (
+        ", ".join(_shape(v) for v in vs if isinstance(v, Value)) for vs in (graph.inputs, graph.outputs)
+    )
+    return shown(f"{names}: {read} -> {made}", TEXTS.max_place_characters)
+
+
+def _shape(v: Value) -> str:
+    return f"{v.dtype.name}[{', '.join(map(str, v.shape))}]"
 
 
 def random_operand(

@@ -14,7 +14,8 @@ class Stats:
     compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels
     that Triton compiled (those found in the kernel cache are in `cache_hits`); `given_up` functions that torch stopped
     compiling at its recompile limit or under a transform, so that they run eagerly; `writes_in_place` and
-    `writes_copied` of compiled graphs into their inputs: by what makes the value, or by a copy behind all steps.
+    `writes_copied` of compiled graphs into their inputs: by what makes the value, or by a copy behind all steps;
+    `timed` choices that a clock was asked about, and that neither the kernel cache nor a tuning file knew.
     """
 
     graphs: int = 0
@@ -28,6 +29,7 @@ class Stats:
     given_up: int = 0
     writes_in_place: int = 0
     writes_copied: int = 0
+    timed: int = 0
 
     def reset(self) -> None:
         """Set every counter to 0."""

@@ -192,6 +192,17 @@ STORE = StoreLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class TuningFileLimits:
+    """Tuning files that others may have written."""
+
+    max_bytes: int = 64 << 20
+    """Bytes of one that is read: an entry has some hundred."""
+
+
+TUNING_FILES = TuningFileLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class ExampleLimits:
     """Sizes that are tried where none are given."""
 

@@ -336,6 +336,21 @@ TIMER = TimerLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class TuningLimits:
+    """`tilewright tune`."""
+
+    max_budget_seconds: float = 1e6
+    """Seconds that may be asked for: eleven days."""
+    max_turns: int = 4
+    """How often a model is compiled: noisy choices are timed again, and those for which there was no time."""
+    seconds_between_writes: float = 1.0
+    """What was found is written so often, for whoever is ended meanwhile."""
+
+
+TUNING = TuningLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayLimits:
     """Timing on a GPU, by captured graphs."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.store.cache import ContentStore
+from tilewright.runtime.store.tuned import Tuned, TuningSession, tuned_for, tuning
 from tilewright.tuning.search_limits import TIMER
 
 ROWS = symbol("rows")
@@ -116,6 +120,48 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
         assert timer(ContentStore(None)).measure("task", ways) == "c"
     (record,) = caplog.records
     assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
+
+
+def test_a_way_that_runs_out_of_memory_later_is_dropped() -> None:
+    """Whenever that is; what it read goes with it."""
+    for good in (0, 1, 2):
+        count, held = itertools.count(), list[weakref.ref[Tensor]]()
+
+        def run(x: Tensor, count: itertools.count[int] = count, good: int = good) -> Tensor:
+            held.append(weakref.ref(x))  # noqa: B023
+            if next(count) >= good:
+                raise torch.OutOfMemoryError("none left")
+            return x
+
+        ways = [candidate("a", slow(0.002)), candidate("b", run)]
+        assert timer(ContentStore(None)).measure("task", ways) == "a"
+        gc.collect()
+        assert held and not any(ref() is not None for ref in held)
+
+
+def test_operands_that_do_not_fit_are_not_timed() -> None:
+    huge = symbol("huge")
+    large = Value(1, (huge, dims.integer(1 << 20)), f32)
+    ways = [candidate("a", slow(0.001)), replace(candidate("b", slow(0.0)), inputs=(large,))]
+    assert timer(ContentStore(None), huge=1 << 36).measure("task", ways) == "a"
+    assert timer(ContentStore(None), huge=1 << 36).measure("task", ways[1:]) == "b"  # the only one
+
+
+def test_who_tunes_gives_the_time_and_hears_of_noisy_choices() -> None:
+    store, ways = ContentStore(None), [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))]
+    with tuning(TuningSession(1000)) as session:
+        tuned = tuned_for(Options(), "here")
+        made = [replace(timer(store), tuned=tuned) for _ in range(TIMER.max_measurements)]
+        for each in made:
+            assert each.known_choice("task") is None and each.measure("task", ways) == "a"
+            assert bool(session.unsettled) == (each is not made[-1])
+    ((name, entry),) = session.found.devices["here"].items()
+    assert entry["fastest"] == "a"
+    known = replace(timer(ContentStore(None)), tuned=Tuned("here", {name: {**entry, "fastest": "b"}}))
+    assert known.known_choice("task") == "b"
+    with tuning(TuningSession(0)) as over:
+        late = replace(timer(ContentStore(None)), tuned=tuned_for(Options(), "here"))
+        assert late.measure("task", ways[::-1]) == "b" and over.unsettled == {name}
 
 
 def test_other_threads_are_another_choice() -> None:

@@ -23,7 +23,7 @@ from tilewright.ir.schedule import (
     Tiling,
 )
 
-_PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(\d+))?(?:x(\d+))?(-?)")
+_PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(-?\d+))?(?:x(-?\d+))?(-?)")
 _INFIX: Mapping[type, str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod",
     ast.BitAnd: "and", ast.BitOr: "or", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
@@ -43,7 +43,7 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
         if plan is not None:
             name, role, chunk, tile, down = plan.groups()
             axis, step, run = _of(named, name), int(tile or 1), int(chunk or 0)
-            if step < 1 or run % step or any(c.axis == axis for c in classes):
+            if step < 1 or run < 0 or run % step or any(c.axis == axis for c in classes):
                 raise ValueError(
                     f"{word!r} is no plan of another class: tiles are at least 1 and divide a chunk"
                 )
@@ -64,6 +64,13 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
         if name not in kinds or kinds[name] not in readers:
             raise ValueError(f"a schedule has no field {name!r}")
     return made.changed(**{name: readers[kinds[name]](value) for name, value in given.items()})
+
+
+def check_text(text: str) -> None:
+    """Raise ValueError for what is the schedule of no kernel, whatever its classes are."""
+    plans = [found for word in _words(text) if (found := _PLAN.fullmatch(word)) is not None]
+    axes = {name: Axis(name, integer(1)) for plan in plans if (name := plan[1])}
+    parse(text, axes.values())
 
 
 def form_steps(text: str) -> tuple[FormStep, ...]:
@@ -152,7 +159,7 @@ def _condition(text: str, sizes: Mapping[str, Expr]) -> Expr:
     try:
         python = re.sub(r"\bnot\(", "not_(", text)  # Python's own binds less than &
         made = _expression(ast.parse(python, mode="eval").body, sizes)
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is no condition on sizes") from None
     if made.dtype is not bool_:
         raise ValueError(f"{text!r} is a number, and no condition")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -148,8 +149,9 @@ class CpuBackend:
         return None
 
     def timing_key(self, device: str, options: Options) -> str:
-        """With the number of threads."""
-        return f"{processor()} with {options.threads or torch.get_num_threads()} threads"
+        """The processor, the threads in use, and whose calls are timed."""
+        name = " ".join(processor().partition(":")[2].split()) or platform.machine()
+        return f"{name} with {options.threads or torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -18,13 +18,18 @@ from tilewright.ir.sizes import dims
 from tilewright.library.fuse_convolutions import FusedForm
 from tilewright.library.offers.offer import channels_last
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, digest
+from tilewright.runtime.store.tuned import Tuned
+from tilewright.runtime.store.tuning_file import Entry
 from tilewright.target import MemoryKind, Target
 
 from .replays import replayed_seconds
 
 LOG = logging.getLogger("tilewright")
 FILE = "found"
+KINDS = {"right": "fused_convolution", "seconds": "convolution"}
+"""Of entries in tuning files."""
 
 Run = Callable[[], Tensor]
 Laid = Sequence[Expr] | None
@@ -41,6 +46,8 @@ class ConvolutionTimer:
     store: ContentStore
     hints: SizeHints
     device: str
+    tuned: Tuned = field(default_factory=Tuned)
+    """What a tuning file says, before all."""
     known: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, form: FusedForm) -> bool:
@@ -87,12 +94,21 @@ class ConvolutionTimer:
         """What `measure` says of random operands, or has said before; empty where the call cannot be run."""
         shapes = [self._placed(v, s) for v, s in zip(inputs, laid, strict=True)]
         key = self._key(what, call, shapes)
-        if key not in self.known:
-            stored = self._stored(key)
-            self.known[key] = self._measured(call, shapes, measure) if stored is None else stored
-            if stored is None:
-                self.store.put(key, {FILE: self.known[key].encode()})
-        return self.known[key]
+        if key in self.known:
+            return self.known[key]
+        kind = KINDS[what]
+        found = _text(self.tuned.get(kind, key))
+        found = self._stored(key) if found is None else found
+        if found is None and not self.tuned.seconds():
+            self.tuned.leave(kind, key)
+            return ""
+        if found is None:
+            STATS.timed += 1
+            found = self._measured(call, shapes, measure)
+            self.store.put(key, {FILE: found.encode()})
+        self.known[key] = found
+        self.tuned.note(kind, key, {"what": _told(call, shapes), **_entry(what, found)})
+        return found
 
     def _placed(self, v: Value, strides: Laid) -> Placed:
         laid = strides if strides is not None else dims.dense_strides(v.shape)
@@ -123,7 +139,7 @@ class ConvolutionTimer:
             with torch.no_grad(), torch.cuda.device(self.device):
                 return measure([self._tensor(shape) for shape in shapes])
         except (RuntimeError, MemoryError) as refused:
-            LOG.info("%s is not a way here: %s", call.name, refused)
+            LOG.info("%s is not a way here: %s", call.name, str(refused))
         except Exception:
             LOG.exception("%s failed in a way that nobody expects; it is not taken", call.name)
         return ""
@@ -131,6 +147,31 @@ class ConvolutionTimer:
     def _tensor(self, placed: Placed) -> Tensor:
         sizes, steps, dtype = placed
         return drawn(torch.empty_strided(sizes, steps, dtype=torch_dtype(dtype), device=self.device))
+
+
+def _entry(what: str, found: str) -> Entry:
+    """What was found as fields of a tuning file."""
+    if what == "right":
+        return {"right": found == "True"}
+    return {"seconds": float(found) if found else None}
+
+
+def _text(entry: Entry | None) -> str | None:
+    """What was found, from the fields of a tuning file."""
+    match entry:
+        case {"right": bool(right)}:
+            return str(right)
+        case {"seconds": None}:
+            return ""
+        case {"seconds": int() | float() as seconds}:
+            return repr(float(seconds))
+        case _:
+            return None
+
+
+def _told(call: LibraryCall, shapes: Sequence[Placed]) -> str:
+    """A call in words."""
+    return f"{call.name} of {', '.join(f'{t.name}{[*sizes]} laid {[*steps]}' for sizes, steps, t in shapes)}"
 
 
 def _is_right(form: FusedForm, tensors: Sequence[Tensor]) -> bool:

@@ -28,7 +28,9 @@ from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.pool import running
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, digest
+from tilewright.runtime.store.tuned import Tuned
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import COMPARISON, TIMER
 from tilewright.tuning.thresholds import LIBRARY, SIZES
@@ -52,6 +54,8 @@ class Timer:
     sizes: Mapping[str, int]
     spent: float = 0.0
     repeated: int = 0
+    tuned: Tuned = field(default_factory=Tuned)
+    """What a tuning file says comes first; who tunes says how long timing may take."""
     _noise: Tensor | None = None
     _identity: str = field(default="")
 
@@ -74,14 +78,34 @@ class Timer:
 
     def known_choice(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
-        were are too noisy to tell and this compilation, which has measured others, can measure it again."""
-        last = self._trials(task)[-1:]
+        were are too noisy to tell and this compilation, which has measured others or tunes, can measure it again."""
+        match self.tuned.get("call", self._task_key(task)):
+            case {"fastest": str(fastest)} as entry:
+                self.tuned.note("call", self._task_key(task), entry)
+                return fastest
+            case _:
+                last = self._trials(task)[-1:]
         if not last:
             return None
-        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_choices:
-            self.repeated += 1
+        if not last[0]["final"] and self._repeats():
             return None
+        self._tell(task, last[0])
         return str(last[0]["fastest"])
+
+    def _repeats(self) -> bool:
+        """Whether a noisy choice is measured again."""
+        if self.tuned.session is not None:
+            return self.tuned.session.left > 0
+        self.repeated += 1
+        return bool(self.spent) and self.repeated <= TIMER.max_repeated_choices
+
+    def _tell(self, task: str, trial: Mapping[str, Any]) -> None:
+        """A choice was made, or found."""
+        entry = {"what": trial["what"], "fastest": trial["fastest"], "seconds": trial["seconds"]}
+        self.tuned.note("call", self._task_key(task), entry, final=bool(trial["final"]))
+
+    def _task_key(self, task: str) -> str:
+        return digest("choice", self._identity, task)
 
     def _trials(self, task: str) -> list[dict[str, Any]]:
         """What earlier measurements found, each with the best times of all up to it."""
@@ -92,7 +116,7 @@ class Timer:
         ):
             try:
                 trial = json.loads((folder / "choice.json").read_text())
-                found.append({name: trial[name] for name in ("fastest", "seconds", "final")})
+                found.append({name: trial[name] for name in ("what", "fastest", "seconds", "final")})
             except (OSError, ValueError, KeyError, TypeError) as error:
                 LOG.info("the choice in %s cannot be read: %s", folder, error)
                 break
@@ -104,10 +128,20 @@ class Timer:
         return digest("choice", self._identity, task, str(trial))
 
     def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:
-        """The name of the fastest; what raises, or is faster than memory, loses."""
+        """The name of the fastest; what raises, or is faster than memory, loses. The first where there is no time."""
+        if not self.tuned.seconds():
+            self.tuned.leave("call", self._task_key(task))
+            return candidates[0].name
+        STATS.timed += 1
         start = time.perf_counter()
         before = self._trials(task)
-        times, spread = self._times(candidates)
+        try:
+            times, spread = self._times(candidates)
+        except (
+            REFUSALS
+        ) as refused:  # as text: the traceback of an error that a log keeps would hold the operands
+            LOG.info("%s is not timed: %s", candidates[0].name, str(refused))
+            return candidates[0].name
         for name, seconds in before[-1]["seconds"].items() if before else ():
             if name in times:
                 times[name] = min(times[name], float(seconds))
@@ -120,8 +154,10 @@ class Timer:
                 best = name
         self.spent += time.perf_counter() - start
         final = spread.get(best, 1.0) <= TIMER.max_steady_ratio or len(before) + 1 >= TIMER.max_measurements
-        shown = {"task": task, "fastest": best, "seconds": times, "spread": spread, "final": final}
+        facts = {"what": _told(candidates[0]), "fastest": best, "seconds": times}
+        shown = {"task": task, **facts, "spread": spread, "final": final}
         files = {"choice.json": json.dumps(shown, indent=1).encode()}
+        self._tell(task, shown)
         self.store.put(self._key(task, len(before)), files)
         return best
 
@@ -137,9 +173,9 @@ class Timer:
         operands: list[Tensor] = []
         with torch.no_grad():
             for candidate in candidates:
-                tensors = [self._tensor(v, s) for v, s in self._laid(candidate)]
-                run = _bound_call(candidate, tensors)
-                if _runs(candidate.name, run):
+                tensors = self._operands(candidate)
+                run = None if tensors is None else _bound_call(candidate, tensors)
+                if tensors is not None and run is not None and _runs(candidate.name, run):
                     runs[candidate.name] = run
                     operands += tensors
             rounds = self._rounds(runs, operands)
@@ -153,19 +189,24 @@ class Timer:
 
     def _rounds(self, runs: dict[str, Run], operands: Sequence[Tensor]) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {name: [] for name in runs}
+        runs = dict(runs)
         start = time.perf_counter()
         left = min(TIMER.max_region_seconds, TIMER.max_seconds - self.spent)
+        if self.tuned.session is not None:
+            left = self.tuned.seconds(TIMER.max_region_seconds)
         for done in range(COMPARISON.max_rounds):
             if done >= COMPARISON.min_rounds:
                 limit = TIMER.hopeless_ratio * min(map(min, taken.values()), default=0.0)
                 runs = {name: run for name, run in runs.items() if min(taken[name]) <= limit}
                 if len(runs) < 2 or time.perf_counter() - start > left:
                     break
-            for name, run in runs.items():
+            for name, run in tuple(runs.items()):
                 self._disturb(operands)
                 began = time.perf_counter()
-                run()
-                taken[name].append(time.perf_counter() - began)
+                if _runs(name, run):
+                    taken[name].append(time.perf_counter() - began)
+                else:  # it ran before: now there is no memory for it
+                    del runs[name], taken[name]
         return taken
 
     def _disturb(self, operands: Sequence[Tensor]) -> None:
@@ -192,6 +233,14 @@ class Timer:
             best = min(best, time.perf_counter() - began)
         return best + left.work * t.numel() / (self.target.flops / LIBRARY.work_per_chained_instruction)
 
+    def _operands(self, candidate: TimedOffer) -> list[Tensor] | None:
+        """What a way reads; None where there is no memory for it."""
+        try:
+            return [self._tensor(v, s) for v, s in self._laid(candidate)]
+        except REFUSALS as refused:
+            LOG.info("%s is not timed: %s", candidate.name, str(refused))
+            return None
+
     def _laid(self, candidate: TimedOffer) -> list[tuple[Value, Sequence[Expr] | None]]:
         wants = [*candidate.call.wants, *[None] * len(candidate.inputs)]
         return list(zip(candidate.inputs, wants, strict=False))
@@ -209,12 +258,18 @@ def _runs(name: str, run: Run) -> bool:
     try:
         run()
     except REFUSALS as refused:
-        LOG.info("%s is not a way here: %s", name, refused)
+        LOG.info("%s is not a way here: %s", name, str(refused))
         return False
     except Exception:
         LOG.exception("%s failed in a way that nobody expects; it is not taken", name)
         return False
     return True
+
+
+def _told(candidate: TimedOffer) -> str:
+    """What a region computes, in words."""
+    read = ", ".join(f"{v.dtype.name}[{', '.join(map(str, v.shape))}]" for v in candidate.inputs)
+    return f"{candidate.call.reason or candidate.name} of {read}"
 
 
 def _bound_call(candidate: TimedOffer, tensors: Sequence[Tensor]) -> Run:

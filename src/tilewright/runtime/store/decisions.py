@@ -27,6 +27,7 @@ class Decisions:
         self.identity = digest(
             target.digest(), options.digest(), repr(sorted(sizes.items())), code_identity(DECIDING)
         )
+        self._clocked = digest(target.digest(), options.clock_digest(), repr(sorted(sizes.items())))
 
     def get(self, task: str) -> object | None:
         """What an earlier process decided; None for an entry that cannot be read."""
@@ -42,6 +43,11 @@ class Decisions:
     def put(self, task: str, decision: object) -> None:
         """Store a decision."""
         self.store.put(self._key(task), {FILE: json.dumps(decision, indent=1).encode()})
+
+    def clock_key(self, task: str) -> str:
+        """What a tuning file keeps a clock's decision under: it holds for one version, but for any time that was given
+        to tuning."""
+        return digest("clock", self._clocked, task)
 
     def _key(self, task: str) -> str:
         return digest("cover", self.identity, task)
