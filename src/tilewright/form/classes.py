@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_classes import Classes, age_of, terms_of
 from tilewright.analysis.needed_checks import check_repeated
 from tilewright.analysis.runtime_checks import inside_of
@@ -84,7 +85,27 @@ def _join(form: Form) -> Form:
         if [a.extent for a in outputs[0].kept] == [a.extent for a in other.kept]:
             for a, b in zip(outputs[0].kept, other.kept, strict=True):
                 classes.union(a, b)
+    for a, b in _row_meetings(form):
+        classes.union(a, b)
     return classes.apply()
+
+
+def _row_meetings(form: Form) -> Iterator[tuple[Axis, Axis]]:
+    """Axes of equal extents along memory, one that a fold goes over and one that only outputs have: rows that share no
+    value, as where the squares of a row were stored by another kernel. Products have loops of their own."""
+    folds = list(form.folds.values())
+    if any(product_sides(i) is not None for i in folds):
+        return
+    folded = {a for i in folds for a in i.axes}
+    for fold in folds:
+        for a in filter(fold.reduce.__contains__, _along_memory(fold)):
+            for o in form.outputs:
+                yield from ((a, b) for b in _along_memory(o) if b not in folded and b.extent is a.extent)
+
+
+def _along_memory(item: Item) -> list[Axis]:
+    """The axes along which an access of an item is contiguous."""
+    return [a for a in item.axes if any(terms_of(offset).get(a) is dims.ONE for _, offset in item.accesses())]
 
 
 def _values(item: Item) -> list[Expr]:

@@ -83,15 +83,21 @@ def _cover(parts: GraphParts, groups: Sequence[Group]) -> Cover:
     graph = parts.graph
     stored = parts.read_from_memory() - parts.views.keys()  # views have steps of their own
     wanted = [op for op in graph.ops if op in parts.inlined and op.output in stored]
-    groups = [*groups, *(Group(places, 0.0, _READ) for places in _together(parts, wanted))]
     told = filler(graph)
-    steps: list[Step] = [parts.kernel(g.places, told(g.why)) for g in groups]
+    first = [parts.kernel(places, told(_READ)) for places in _together(parts, wanted)]
+    steps: list[Step] = [*first, *(parts.kernel(g.places, told(g.why)) for g in groups)]
+    early = {kernel: min(parts.position[op] for op in kernel.ops) for kernel in first}
     for op in graph.ops:
         if op.call is not None:
             origins = tuple(o for o in (op.origin, *op.absorbed) if o >= 0)
             steps.append(LibraryStep(op, bool(origins) and op.call.reason in _CHOICE, origins))
     steps += list(parts.views.values())
-    ordered = _ordered(steps, lambda step: _place_of(step, parts), graph.found_by_calls())
+
+    def place(step: Step) -> int:
+        found = early.get(step) if isinstance(step, Kernel) else None
+        return _place_of(step, parts) if found is None else found
+
+    ordered = _ordered(steps, place, graph.found_by_calls())
     return Cover(graph, tuple(ordered), parts.layouts)
 
 
