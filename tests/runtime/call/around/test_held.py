@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from tilewright.options import Options
-from tilewright.runtime.call import held
-from tilewright.runtime.call.fast_path import Surroundings
-from tilewright.runtime.call.held import Compare, Held, comparer
+from tilewright.runtime.call.around import held
+from tilewright.runtime.call.around.held import Compare, Held, comparer
+from tilewright.runtime.call.around.surroundings import Surroundings
 from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.store.cache import ContentStore, default_root
 
