@@ -28,6 +28,11 @@ struct tw_python {
   intptr_t (*size)(tw_object dict);
   tw_object (*find)(tw_object dict, tw_object key);
   int (*next)(tw_object dict, intptr_t* place, tw_object* key, tw_object* value);
+  tw_object (*own)(tw_object object, void*);
+  void (*forget)();  // an error
+  tw_object (*code)(tw_object function);
+  tw_object (*defaults)(tw_object function);
+  tw_object (*named)(tw_object function);
   tw_object none, yes, no;
 };
 
@@ -144,6 +149,10 @@ struct tw_list {  // what a list held
   const tw_place* item;
 };
 
+struct tw_function {  // what a function runs, and what stands for arguments that it is not given; null: nothing
+  tw_object function, code, defaults, named;
+};
+
 struct tw_held {
   int64_t dicts;
   tw_dict* dict;
@@ -151,6 +160,10 @@ struct tw_held {
   const tw_list* list;
   int64_t typed;
   const tw_named* object;  // objects and their types
+  int64_t owners;
+  const tw_named* owner;  // objects and the dicts of their attributes
+  int64_t functions;
+  const tw_function* function;
   int64_t version;         // bytes from the start of a dict to its version; 0: it has none
 };
 
@@ -184,8 +197,23 @@ bool holds(const tw_list& l) {
   return true;
 }
 
-// (self: a tuple whose first item is the address of tw_held) -> whether dicts and lists hold the same objects, and
-// objects have the same types.
+bool owns(const tw_named& o) {
+  tw_object own = python.own(o.name, nullptr);
+  if (own) {
+    python.drop(own);
+  } else {
+    python.forget();
+  }
+  return own == o.value;
+}
+
+bool runs(const tw_function& f) {
+  return python.code(f.function) == f.code && python.defaults(f.function) == f.defaults &&
+         python.named(f.function) == f.named;
+}
+
+// (self: a tuple whose first item is the address of tw_held) -> whether dicts and lists hold the same objects, objects
+// have the same types and dicts, and functions run the same code.
 tw_object same(tw_object self, tw_object) {
   tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
   bool held = true;
@@ -194,6 +222,8 @@ tw_object same(tw_object self, tw_object) {
   for (int64_t k = 0; k < w->typed && held; k++) {
     held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
   }
+  for (int64_t k = 0; k < w->owners && held; k++) held = owns(w->owner[k]);
+  for (int64_t k = 0; k < w->functions && held; k++) held = runs(w->function[k]);
   tw_object answer = held ? python.yes : python.no;
   python.take(answer);
   return answer;

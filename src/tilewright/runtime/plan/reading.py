@@ -49,7 +49,8 @@ class Python(ctypes.Structure):
     FUNCTIONS = (
         "PyCFunction_NewEx", "PyTuple_GetItem", "PyList_GetItem", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
         "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
-        "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next",
+        "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next", "PyObject_GenericGetDict", "PyErr_Clear",
+        "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults",
     )  # fmt: skip
     OBJECTS = (None, True, False)
 

@@ -171,7 +171,7 @@ _OF_VALUES = frozenset({"builtins", "torch", "numpy"})
 def _same_code(walk: Walk, guard: Guarded) -> None:
     value = walk.present(guard.source)
     if isinstance(value, types.FunctionType) and not (value.__module__ or "").startswith("torch."):
-        walk.reads.look(value, "__code__")
+        walk.reads.function(value)
 
 
 def _same_length(walk: Walk, guard: Guarded) -> None:
@@ -207,7 +207,11 @@ def _has_attribute(walk: Walk, guard: Guarded) -> None:
         source, name = source.base, source.member
     if not isinstance(name, str):
         raise NotWatched
-    walk.attribute(walk.present(source), name)
+    of = walk.present(source)
+    if isinstance(getattr(type(of), name, None), property) and hasattr(of, name):
+        walk.of_classes(walk.reads.type_of(of), name)  # what it computes is traced
+    else:
+        walk.attribute(of, name)
 
 
 def _no_hooks(walk: Walk, guard: Guarded) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 from tilewright.runtime.plan import reading
@@ -65,6 +65,27 @@ class HeldList:
         return len(self.list) == self.size and all(self.list[k] is value for k, value in self.items.items())
 
 
+@dataclass(frozen=True, slots=True)
+class HeldFunction:
+    """What a function ran, and what stood for arguments that it was not given."""
+
+    function: FunctionType
+    code: CodeType
+    defaults: tuple[Any, ...] | None
+    named: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, function: FunctionType) -> HeldFunction:
+        """What it has now."""
+        return cls(function, function.__code__, function.__defaults__, function.__kwdefaults__)
+
+    def still(self) -> bool:
+        """Whether it still does, looked at by Python."""
+        f = self.function
+        same = f.__code__ is self.code and f.__defaults__ is self.defaults
+        return same and f.__kwdefaults__ is self.named
+
+
 class _Named(ctypes.Structure):
     _fields_ = (("name", ctypes.c_void_p), ("value", ctypes.c_void_p))
 
@@ -94,6 +115,10 @@ class _List(ctypes.Structure):
     )
 
 
+class _Function(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("function", "code", "defaults", "named"))
+
+
 class _Held(ctypes.Structure):
     _fields_ = (
         ("dicts", ctypes.c_int64),
@@ -102,6 +127,10 @@ class _Held(ctypes.Structure):
         ("list", ctypes.c_void_p),
         ("typed", ctypes.c_int64),
         ("object", ctypes.c_void_p),
+        ("owners", ctypes.c_int64),
+        ("owner", ctypes.c_void_p),
+        ("functions", ctypes.c_int64),
+        ("function", ctypes.c_void_p),
         ("version", ctypes.c_int64),
     )
 
@@ -113,22 +142,30 @@ _place = id  # what is meant is the object itself, which the caller keeps
 
 
 def comparer(
-    dicts: Sequence[Held], objects: Sequence[object], lists: Sequence[HeldList] = ()
-) -> Compare | None:
-    """Whether `dicts` and `lists` hold what they held and `objects` have the types that they have now. None where there
-    is no native side, or where a mapping is no dict."""
+    dicts: Sequence[Held], objects: Sequence[object], lists: Sequence[HeldList] = (),
+    owners: Sequence[tuple[object, object]] = (), functions: Sequence[HeldFunction] = (),
+) -> Compare | None:  # fmt: skip
+    """Whether `dicts` and `lists` hold what they held, `objects` have the types that they have now, `owners` the dicts
+    that are named with them, and `functions` what they had. None where there is no native side, or where a mapping is
+    no dict."""
     found = [plain(h.dict) for h in dicts]
     if not reading.COMPARERS or any(d is None for d in found):
         return None
     rows, kept = _dict_rows(dicts, found)
     list_rows, kept_lists = _list_rows(lists)
     kinds = (_Named * max(1, len(objects)))(*((_place(x), _place(type(x))) for x in objects))
+    own = (_Named * max(1, len(owners)))(*((_place(x), _place(d)) for x, d in owners))
+    run = (_Function * max(1, len(functions)))(
+        *(tuple(None if x is None else _place(x) for x in (f.function, f.code, f.defaults, f.named)) for f in functions)
+    )
     at = ctypes.addressof
     table = _Held(
-        len(dicts), at(rows), len(lists), at(list_rows), len(objects), at(kinds), VERSION
+        len(dicts), at(rows), len(lists), at(list_rows), len(objects), at(kinds), len(owners), at(own),
+        len(functions), at(run), VERSION,
     )  # fmt: skip
-    tables = (rows, kept, list_rows, kept_lists, kinds, found)
-    return reading.COMPARERS[0]((at(table), table, tables, dicts, lists, objects, list(map(type, objects))))
+    tables = (rows, kept, list_rows, kept_lists, kinds, own, run, found)
+    held = (dicts, lists, objects, list(map(type, objects)), owners, functions)
+    return reading.COMPARERS[0]((at(table), table, tables, held))
 
 
 def _dict_rows(
@@ -162,7 +199,7 @@ def _list_rows(lists: Sequence[HeldList]) -> tuple[ctypes.Array[_List], list[obj
 
 def plain(of: Mapping[Any, object]) -> dict[Any, object] | None:
     """The dict itself (what a class shows of its own stands for one); None for another mapping."""
-    shown: list[object] = gc.get_referents(of) if isinstance(of, types.MappingProxyType) else [of]
+    shown: list[object] = gc.get_referents(of) if isinstance(of, MappingProxyType) else [of]
     (found,) = shown if len(shown) == 1 else (None,)
     return found if isinstance(found, dict) else None
 

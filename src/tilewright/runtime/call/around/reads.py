@@ -17,7 +17,7 @@ from torch._dynamo import source as sources
 from torch._guards import Source
 
 from .frame import Frame
-from .held import ABSENT, Held, HeldList, entry, keys, plain
+from .held import ABSENT, Held, HeldFunction, HeldList, entry, keys, plain
 
 
 def identity(of: Mapping[Any, object]) -> int:
@@ -49,6 +49,8 @@ class Reads:
         default_factory=dict[int, "tuple[types.CellType, object]"]
     )
     typed: dict[int, object] = field(default_factory=dict[int, object])
+    owners: dict[int, tuple[object, object]] = field(default_factory=dict[int, "tuple[object, object]"])
+    functions: dict[int, HeldFunction] = field(default_factory=dict[int, HeldFunction])
     tensors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     asks_gradients: bool = False
     """Whether it asks tensors if they want gradients."""
@@ -103,8 +105,7 @@ class Reads:
 
     def function(self, of: types.FunctionType) -> None:
         """Note what a function runs, and what stands for arguments that it is not given."""
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            self.look(of, name)
+        self.functions[id(of)] = HeldFunction.of(of)
         for name in of.__kwdefaults__ or ():
             self.entry(of.__kwdefaults__, name)
 
@@ -117,6 +118,8 @@ class Reads:
             and self.looks.keys() <= other.looks.keys()
             and self.cells.keys() <= other.cells.keys()
             and self.typed.keys() <= other.typed.keys()
+            and self.owners.keys() <= other.owners.keys()
+            and self.functions.keys() <= other.functions.keys()
             and self.tensors.keys() <= other.tensors.keys()
             and self.asks_gradients <= other.asks_gradients
         )
@@ -134,6 +137,8 @@ class Reads:
         self.looks |= other.looks
         self.cells |= other.cells
         self.typed |= other.typed
+        self.owners |= other.owners
+        self.functions |= other.functions
         self.tensors |= other.tensors
         self.asks_gradients |= other.asks_gradients
 
@@ -152,7 +157,7 @@ class Reads:
         if not isinstance(held, dict):
             raise NotWatched
         if not isinstance(of, (torch.nn.Module, types.ModuleType)):
-            self.look(of, "__dict__")
+            self.owners[id(of)] = of, held
         return cast(dict[Any, object], held)
 
 
@@ -162,8 +167,8 @@ _KEYS = object()
 _HEAP_TYPE = 1 << 9
 """The flag of types whose objects may become another type's (Py_TPFLAGS_HEAPTYPE)."""
 
-_OF_FUNCTIONS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__wrapped__"})
-_FIXED = (types.MethodType, types.CodeType, types.CellType)
+_OF_FUNCTIONS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
+_FIXED = (types.MethodType, types.CodeType, types.CellType, property)
 """Their attributes never change, those of cells apart."""
 
 
@@ -225,16 +230,15 @@ class Walk:
         if isinstance(of, types.ModuleType):
             return self._checked(self.reads.entry(vars(of), name), of, name)
         if isinstance(of, types.FunctionType) and name in _OF_FUNCTIONS:
-            return self.reads.look(of, name)
+            self.reads.function(of)
+            return getattr(of, name)
         if isinstance(of, type):
             return self._of_class(of, name, of)
         return self._of_object(of, name)
 
     def _checked(self, value: object, of: object, name: str) -> object:
-        """What was found, if Python finds the same. Raises NotWatched otherwise."""
-        if getattr(of, name, ABSENT) is not value:
-            raise NotWatched
-        return value
+        """What was found, if Python finds the same; else what Python finds. Raises NotWatched."""
+        return value if getattr(of, name, ABSENT) is value else self.reads.look(of, name)
 
     def _of_class(self, of: type, name: str, seen_from: object) -> object:
         """What a class or one that it comes from has under a name, as `seen_from` shows it."""
@@ -242,9 +246,7 @@ class Walk:
         shown = getattr(seen_from, name, ABSENT)
         if shown is value or (value is not ABSENT and isinstance(value, _BOUND)):
             return shown
-        if seen_from is not of:
-            raise NotWatched
-        return self.reads.look(of, name)  # members of enumerations
+        return self.reads.look(seen_from, name)  # members of enumerations
 
     def of_classes(self, of: type, name: str) -> object:
         """The entry of the first class that has the name; that none before has it is noted."""
@@ -257,9 +259,8 @@ class Walk:
         return vars(object).get(name, ABSENT)
 
     def _of_object(self, of: object, name: str) -> object:
+        # A `__getattribute__` of Python's is traced as well: torch guards what it reads.
         kind = self.reads.type_of(of)
-        if isinstance(kind.__getattribute__, types.FunctionType):
-            return self.reads.look(of, name)
         there = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), ABSENT)
         if there is not ABSENT and hasattr(type(there), "__set__"):
             if isinstance(of, tuple) and name in getattr(kind, "_fields", ()):
@@ -320,15 +321,7 @@ def _key(walk: Walk, source: Any, base: object) -> object:
 def _default(walk: Walk, source: Any, base: object) -> object:
     if not isinstance(base, types.FunctionType):
         raise NotWatched
-    return walk.item(walk.reads.look(base, source.field), source.idx_key)
-
-
-def _closure(walk: Walk, source: Any, base: object) -> object:
-    return walk.reads.look(base, "__closure__")
-
-
-def _code(walk: Walk, source: Any, base: object) -> object:
-    return walk.reads.look(base, "__code__")
+    return walk.item(walk.attribute(base, source.field), source.idx_key)
 
 
 def _classes(walk: Walk, source: Any, base: object) -> object:
@@ -356,8 +349,8 @@ _STEPS: dict[type, Step] = {
     sources.TypeSource: lambda walk, source, base: walk.reads.type_of(base),
     sources.ConstDictKeySource: _key,
     sources.DefaultsSource: _default,
-    sources.ClosureSource: _closure,
-    sources.CodeSource: _code,
+    sources.ClosureSource: lambda walk, source, base: walk.attribute(base, "__closure__"),
+    sources.CodeSource: lambda walk, source, base: walk.attribute(base, "__code__"),
     sources.TypeMROSource: _classes,
     sources.TypeDictSource: _class_dict,
     sources.TensorPropertySource: lambda walk, source, base: base,

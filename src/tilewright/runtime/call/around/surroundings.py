@@ -67,7 +67,8 @@ class Surroundings:
         self._lists = list(reads.lists.values())
         self._rows = self._held()
         self._sizes = [len(h.dict) if h.counted else -1 for h in self._rows]
-        self._same = comparer(self._rows, self._typed, self._lists)
+        self._owners, self._functions = list(reads.owners.values()), list(reads.functions.values())
+        self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions)
 
     def _held(self) -> list[Held]:
         """The names by dict."""
@@ -148,4 +149,5 @@ class Surroundings:
         """What the native function tells, looked at by Python."""
         same = all(size < 0 or size == len(h.dict) for size, h in zip(self._sizes, self._rows, strict=True))
         same = same and all(map(is_, map(type, self._typed), self._classes))
-        return same and all(h.still() for h in self._rows) and all(x.still() for x in self._lists)
+        same = same and all(getattr(x, "__dict__", None) is own for x, own in self._owners)
+        return same and all(x.still() for x in (*self._rows, *self._lists, *self._functions))
