@@ -14,12 +14,12 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One call of a function: its global names, its arguments by name, which a key knows, the variables of outer
-    functions, and the function itself where that may change."""
+    functions, and the functions themselves that may change."""
 
     globals: dict[str, Any]
     given: Mapping[str, object]
     cells: Mapping[str, types.CellType]
-    function: types.FunctionType | None = None
+    functions: tuple[types.FunctionType, ...] = ()
 
 
 def frame_of(
@@ -41,4 +41,4 @@ def frame_of(
         return None
     bound.apply_defaults()
     cells = dict(zip(runs.__code__.co_freevars, runs.__closure__ or (), strict=True))
-    return Frame(runs.__globals__, bound.arguments, cells, runs)
+    return Frame(runs.__globals__, bound.arguments, cells, (runs,))

@@ -21,7 +21,8 @@ from torch._dynamo import source as sources
 from torch._guards import Guard, Source, TracingContext
 
 from .frame import Frame
-from .reads import NotWatched, Reads, Walk
+from .held import ABSENT
+from .reads import Follower, NotWatched, Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Guarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Traced:
     """What torch knows of a trace when its graph is compiled: its guards, to which some may be added until it is done,
     where sizes and numbers come from, and which code was run."""
 
@@ -43,7 +44,7 @@ class Trace:
     asks_gradients: bool
 
     @classmethod
-    def now(cls) -> Trace | None:
+    def now(cls) -> Traced | None:
         """The one that torch makes now; None where it does not tell."""
         context = TracingContext.try_get()
         code = getattr(context, "traced_code", None)
@@ -71,12 +72,12 @@ class GuardLog:
     """The guards of each graph, by its number."""
 
     def __init__(self) -> None:
-        self._traces: dict[int, Trace | None] = {}
+        self._traces: dict[int, Traced | None] = {}
         self._guards: dict[int, tuple[Guarded, ...]] = {}
 
     def compiled(self, number: int) -> None:
         """Torch has a graph compiled."""
-        self._traces[number] = Trace.now()
+        self._traces[number] = Traced.now()
 
     def reads(self, number: int, frame: Frame | None) -> Reads | None:
         """What the graph of that number relies on in a call that torch let run it; None where it cannot be watched."""
@@ -84,10 +85,10 @@ class GuardLog:
         if trace is None or frame is None:
             return None
         reads = Reads(asks_gradients=trace.asks_gradients)
-        walk = Walk(frame, reads)
+        walk = Follower(frame, reads)
         try:
-            if frame.function is not None:
-                reads.function(frame.function)
+            for function in frame.functions:
+                reads.function(function)
             guards = self._of(number, trace)
             if not _OF_EACH <= {guard.kind for guard in guards}:
                 return None
@@ -99,10 +100,11 @@ class GuardLog:
             return None
         return reads
 
-    def _of(self, number: int, trace: Trace) -> tuple[Guarded, ...]:
+    def _of(self, number: int, trace: Traced) -> tuple[Guarded, ...]:
         if number not in self._guards:
             self._guards[number] = tuple(
-                Guarded(g.create_fn_name(), g.originating_source, _settings(g.create_fn)) for g in trace.guards
+                Guarded(g.create_fn_name(), g.originating_source, _settings(g.create_fn))
+                for g in trace.guards
             )
         return self._guards[number]
 
@@ -111,7 +113,7 @@ def _settings(made_by: Callable[..., object]) -> Mapping[str, object]:
     return dict(made_by.keywords) if isinstance(made_by, functools.partial) else {}
 
 
-def _watch(walk: Walk, guard: Guarded) -> None:
+def _watch(walk: Follower, guard: Guarded) -> None:
     """Note what a guard relies on. Raises NotWatched."""
     if guard.kind in _OF_ALL:
         return
@@ -134,7 +136,7 @@ _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks"})
 """The dicts that every hook enters which runs without gradients."""
 
 
-def _object(walk: Walk, source: Source) -> object:
+def _object(walk: Follower, source: Source) -> object:
     """The object that a source leads to; of a tensor that no key knows, its sizes and type are noted as well."""
     value = walk.present(source)
     if isinstance(value, Tensor) and source not in walk.keyed:
@@ -142,15 +144,15 @@ def _object(walk: Walk, source: Source) -> object:
     return value
 
 
-def _same_object(walk: Walk, guard: Guarded) -> None:
+def _same_object(walk: Follower, guard: Guarded) -> None:
     _object(walk, guard.source)
 
 
-def _same_type(walk: Walk, guard: Guarded) -> None:
+def _same_type(walk: Follower, guard: Guarded) -> None:
     walk.reads.type_of(walk.present(guard.source))
 
 
-def _equal(walk: Walk, guard: Guarded) -> None:
+def _equal(walk: Follower, guard: Guarded) -> None:
     if not _never_changes(walk.present(guard.source)):
         raise NotWatched
 
@@ -160,7 +162,9 @@ def _never_changes(value: object) -> bool:
     if isinstance(value, (tuple, frozenset)):
         return all(map(_never_changes, cast(Iterable[object], value)))
     kind = type(value)
-    return isinstance(value, _NUMBERS) or (kind.__hash__ is not None and kind.__module__.split(".")[0] in _OF_VALUES)
+    return isinstance(value, _NUMBERS) or (
+        kind.__hash__ is not None and kind.__module__.split(".")[0] in _OF_VALUES
+    )
 
 
 _NUMBERS = (int, float, complex, str, bytes)
@@ -168,13 +172,13 @@ _OF_VALUES = frozenset({"builtins", "torch", "numpy"})
 """Modules whose values that have a hash never change."""
 
 
-def _same_code(walk: Walk, guard: Guarded) -> None:
+def _same_code(walk: Follower, guard: Guarded) -> None:
     value = walk.present(guard.source)
     if isinstance(value, types.FunctionType) and not (value.__module__ or "").startswith("torch."):
         walk.reads.function(value)
 
 
-def _same_length(walk: Walk, guard: Guarded) -> None:
+def _same_length(walk: Follower, guard: Guarded) -> None:
     value = walk.present(guard.source)
     if isinstance(value, list):
         walk.reads.size(cast(list[Any], value))
@@ -184,52 +188,52 @@ def _same_length(walk: Walk, guard: Guarded) -> None:
         raise NotWatched
 
 
-def _same_keys(walk: Walk, guard: Guarded) -> None:
+def _same_keys(walk: Follower, guard: Guarded) -> None:
     walk.reads.keys(walk.present(guard.source))
 
 
-def _has_key(walk: Walk, guard: Guarded) -> None:
+def _has_key(walk: Follower, guard: Guarded) -> None:
     value = walk.present(guard.source)
     if not isinstance(value, (dict, types.MappingProxyType)) or "key" not in guard.settings:
         raise NotWatched
     walk.reads.entry(cast(Mapping[Any, object], value), guard.settings["key"])
 
 
-def _no_own_attribute(walk: Walk, guard: Guarded) -> None:
+def _no_own_attribute(walk: Follower, guard: Guarded) -> None:
     own = walk.reads.own(walk.present(guard.source))
     if own is not None:
         walk.reads.entry(own, guard.settings["attr"])
 
 
-def _has_attribute(walk: Walk, guard: Guarded) -> None:
+def _has_attribute(walk: Follower, guard: Guarded) -> None:
     source, name = guard.source, guard.settings.get("attr")
     if name is None and isinstance(source, sources.AttrSource):
         source, name = source.base, source.member
     if not isinstance(name, str):
         raise NotWatched
     of = walk.present(source)
-    if isinstance(getattr(type(of), name, None), property) and hasattr(of, name):
+    if isinstance(getattr(type(of), name, None), property) and getattr(of, name, ABSENT) is not ABSENT:
         walk.of_classes(walk.reads.type_of(of), name)  # what it computes is traced
     else:
         walk.attribute(of, name)
 
 
-def _no_hooks(walk: Walk, guard: Guarded) -> None:
+def _no_hooks(walk: Follower, guard: Guarded) -> None:
     if isinstance(guard.source, sources.AttrSource) and guard.source.member in _HOOKS:
         walk.reads.counted(cast(dict[Any, object], walk.present(guard.source)))
 
 
-def _same_tensor(walk: Walk, guard: Guarded) -> None:
+def _same_tensor(walk: Follower, guard: Guarded) -> None:
     if not isinstance(_object(walk, guard.source), Tensor):
         raise NotWatched
 
 
-def _one_object(walk: Walk, guard: Guarded) -> None:
+def _one_object(walk: Follower, guard: Guarded) -> None:
     walk.present(guard.source)
     walk.present(cast(Source, guard.settings["source_b"]))
 
 
-_KINDS: Mapping[str, Callable[[Walk, Guarded], None]] = {
+_KINDS: Mapping[str, Callable[[Follower, Guarded], None]] = {
     **dict.fromkeys(
         (
             "ID_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH", "FUNCTION_MATCH", "NONE_MATCH", "BOOL_MATCH",

@@ -69,7 +69,7 @@ class HeldList:
 class HeldFunction:
     """What a function ran, and what stood for arguments that it was not given."""
 
-    function: FunctionType
+    function: Any
     code: CodeType
     defaults: tuple[Any, ...] | None
     named: dict[str, Any] | None
@@ -156,7 +156,10 @@ def comparer(
     kinds = (_Named * max(1, len(objects)))(*((_place(x), _place(type(x))) for x in objects))
     own = (_Named * max(1, len(owners)))(*((_place(x), _place(d)) for x, d in owners))
     run = (_Function * max(1, len(functions)))(
-        *(tuple(None if x is None else _place(x) for x in (f.function, f.code, f.defaults, f.named)) for f in functions)
+        *(
+            tuple(None if x is None else _place(x) for x in (f.function, f.code, f.defaults, f.named))
+            for f in functions
+        )
     )
     at = ctypes.addressof
     table = _Held(

@@ -106,8 +106,9 @@ class Reads:
     def function(self, of: types.FunctionType) -> None:
         """Note what a function runs, and what stands for arguments that it is not given."""
         self.functions[id(of)] = HeldFunction.of(of)
-        for name in of.__kwdefaults__ or ():
-            self.entry(of.__kwdefaults__, name)
+        named: dict[str, Any] = of.__kwdefaults__ or {}
+        for name in named:
+            self.entry(named, name)
 
     def within(self, other: Reads) -> bool:
         """Whether `other`, of the same time, notes all of this."""
@@ -130,7 +131,10 @@ class Reads:
             for name, _ in read.items:
                 self.entry(read.dict, name)
             held = self._held(read.dict)
-            held.counted, held.keys = held.counted or read.counted, held.keys if read.keys is None else read.keys
+            held.counted, held.keys = (
+                held.counted or read.counted,
+                held.keys if read.keys is None else read.keys,
+            )
         for row in other.lists.values():
             self.size(row.list).items.update(row.items)
         self._noted |= other._noted
@@ -144,7 +148,7 @@ class Reads:
 
     def type_of(self, of: object) -> type:
         """The type of an object; noted where it may change."""
-        if getattr(type(of), "__flags__", 0) & _HEAP_TYPE:
+        if type(of).__module__ != "builtins":
             self.typed[id(of)] = of
         return type(of)
 
@@ -164,15 +168,12 @@ class Reads:
 _KEYS = object()
 """Noted of a dict in place of a name: all its names."""
 
-_HEAP_TYPE = 1 << 9
-"""The flag of types whose objects may become another type's (Py_TPFLAGS_HEAPTYPE)."""
-
 _OF_FUNCTIONS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
 _FIXED = (types.MethodType, types.CodeType, types.CellType, property)
 """Their attributes never change, those of cells apart."""
 
 
-class Walk:
+class Follower:
     """Follows the sources of one call. What they lead to, and how, goes into `reads`."""
 
     def __init__(self, frame: Frame, reads: Reads) -> None:
@@ -262,7 +263,7 @@ class Walk:
         # A `__getattribute__` of Python's is traced as well: torch guards what it reads.
         kind = self.reads.type_of(of)
         there = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), ABSENT)
-        if there is not ABSENT and hasattr(type(there), "__set__"):
+        if there is not ABSENT and getattr(type(there), "__set__", None) is not None:
             if isinstance(of, tuple) and name in getattr(kind, "_fields", ()):
                 self.of_classes(kind, name)
                 return getattr(of, name)
@@ -277,7 +278,7 @@ class Walk:
                 value = self.reads.entry(cast(Mapping[Any, object], held), name)
                 if value is not ABSENT:
                     return self._checked(value, of, name)
-        elif hasattr(kind, "__getattr__"):
+        elif getattr(kind, "__getattr__", None) is not None:
             return self.reads.look(of, name)
         return self._of_class(kind, name, of)
 
@@ -313,30 +314,30 @@ def _in_key(source: Source, base: object) -> bool:
     )
 
 
-def _key(walk: Walk, source: Any, base: object) -> object:
+def _key(walk: Follower, source: Any, base: object) -> object:
     walk.reads.keys(base)
     return keys(cast(dict[Any, object], base))[source.index]
 
 
-def _default(walk: Walk, source: Any, base: object) -> object:
+def _default(walk: Follower, source: Any, base: object) -> object:
     if not isinstance(base, types.FunctionType):
         raise NotWatched
     return walk.item(walk.attribute(base, source.field), source.idx_key)
 
 
-def _classes(walk: Walk, source: Any, base: object) -> object:
+def _classes(walk: Follower, source: Any, base: object) -> object:
     if not isinstance(base, type):
         raise NotWatched
     return walk.reads.look(base, "__mro__")
 
 
-def _class_dict(walk: Walk, source: Any, base: object) -> object:
+def _class_dict(walk: Follower, source: Any, base: object) -> object:
     if not isinstance(base, type):
         raise NotWatched
     return vars(base)
 
 
-Step = Callable[[Walk, Any, Any], object]
+Step = Callable[[Follower, Any, Any], object]
 
 _STEPS: dict[type, Step] = {
     sources.AttrSource: lambda walk, source, base: walk.attribute(base, source.member),

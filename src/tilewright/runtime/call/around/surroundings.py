@@ -45,7 +45,9 @@ class Surroundings:
         self._modules = [x for x in found if isinstance(x, torch.nn.Module)]
         for module in self._modules:
             self._module(module)
-        for owner, name in dict.fromkeys(m for c in dict.fromkeys(map(type, self._modules)) for m in methods_of(c)):
+        for owner, name in dict.fromkeys(
+            m for c in dict.fromkeys(map(type, self._modules)) for m in methods_of(c)
+        ):
             self._add(vars(owner), [name])
         functions = [x for x in found if isinstance(x, types.FunctionType)]
         for function in functions:
