@@ -295,6 +295,8 @@ class TracedWay(ReportsOfParts):
                 return before
             reads.add(before.reads)
         around = Surroundings(self.target, reads)
+        if before is not None:
+            around.watch(before.versions.values())
         return around if around.known else None
 
 

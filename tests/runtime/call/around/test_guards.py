@@ -228,3 +228,34 @@ def test_several_keys_watch_what_each_has_read() -> None:
         held[changed][0] += 4
         for name in "abab":
             torch.testing.assert_close(fast(x, name), program(x, name))
+
+
+class Either(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, first: bool) -> Tensor:
+        return x * self.a if first else x * self.b
+
+
+def test_frozen_weights_of_several_graphs() -> None:
+    m = Either()
+    fast, x = tilewright.compile(m, freeze=True), torch.ones(3)
+    with torch.no_grad():
+        for weight in (None, m.b, m.a, m.b):
+            if weight is not None:
+                weight.add_(1)
+            for first in (True, False, True, False):
+                torch.testing.assert_close(fast(x, first), m(x, first))
+
+
+def test_attributes_of_a_tensor_that_a_call_brings() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * x.scale  # type: ignore[attr-defined]
+
+    fast = tilewright.compile(program)
+    for scale in (2.0, 2.0, 3.0):
+        x = torch.ones(3)
+        x.scale = scale  # type: ignore[attr-defined]
+        torch.testing.assert_close(fast(x), program(x))

@@ -149,7 +149,7 @@ def _same_object(walk: Follower, guard: Guarded) -> None:
 
 
 def _same_type(walk: Follower, guard: Guarded) -> None:
-    walk.reads.type_of(walk.present(guard.source))
+    walk.reads.type_of(walk.owner(guard.source))
 
 
 def _equal(walk: Follower, guard: Guarded) -> None:
@@ -200,7 +200,7 @@ def _has_key(walk: Follower, guard: Guarded) -> None:
 
 
 def _no_own_attribute(walk: Follower, guard: Guarded) -> None:
-    own = walk.reads.own(walk.present(guard.source))
+    own = walk.reads.own(walk.owner(guard.source))
     if own is not None:
         walk.reads.entry(own, guard.settings["attr"])
 
@@ -211,7 +211,7 @@ def _has_attribute(walk: Follower, guard: Guarded) -> None:
         source, name = source.base, source.member
     if not isinstance(name, str):
         raise NotWatched
-    of = walk.present(source)
+    of = walk.owner(source)
     if isinstance(getattr(type(of), name, None), property) and getattr(of, name, ABSENT) is not ABSENT:
         walk.of_classes(walk.reads.type_of(of), name)  # what it computes is traced
     else:

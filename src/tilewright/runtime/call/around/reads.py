@@ -54,11 +54,16 @@ class Reads:
     tensors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     asks_gradients: bool = False
     """Whether it asks tensors if they want gradients."""
+    of_call: set[int] = field(default_factory=set[int])
+    """Dicts of arguments by name: each call has another one, and its key knows it."""
     _noted: set[tuple[int, object]] = field(default_factory=set[tuple[int, object]])
 
     def entry(self, of: Mapping[Any, object], name: object) -> object:
         """What the dict has under that name, or `ABSENT`; noted. Raises NotWatched for a mapping that is no dict."""
-        value, held = entry(of, name), self._held(of)
+        value = entry(of, name)
+        if id(of) in self.of_call:
+            return value
+        held = self._held(of)
         if (identity(of), name) not in self._noted:
             self._noted.add((identity(of), name))
             held.items.append((name, value))
@@ -68,14 +73,17 @@ class Reads:
         """Note which names a dict has, in their order. Raises NotWatched for what is none."""
         if not isinstance(of, (dict, types.MappingProxyType)):
             raise NotWatched
+        if id(cast(object, of)) in self.of_call:
+            return
         held = self._held(cast(Mapping[Any, object], of))
         held.keys, held.counted = tuple(keys(held.dict)), True
-        self._noted.add((identity(held.dict), _KEYS))
+        self._noted |= {(identity(held.dict), _KEYS), (identity(held.dict), _COUNT)}
 
     def counted(self, of: Mapping[Any, object]) -> None:
         """Note how many names a dict has."""
-        self._held(of).counted = True
-        self._noted.add((id(of), _KEYS))
+        if id(of) not in self.of_call:
+            self._held(of).counted = True
+            self._noted.add((identity(of), _COUNT))
 
     def _held(self, of: Mapping[Any, object]) -> Held:
         if plain(of) is None:
@@ -165,8 +173,8 @@ class Reads:
         return cast(dict[Any, object], held)
 
 
-_KEYS = object()
-"""Noted of a dict in place of a name: all its names."""
+_KEYS, _COUNT = object(), object()
+"""Noted of a dict in place of a name: all its names, and how many they are."""
 
 _OF_FUNCTIONS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__closure__"})
 _FIXED = (types.MethodType, types.CodeType, types.CellType, property)
@@ -195,6 +203,14 @@ class Follower:
             raise NotWatched
         return value
 
+    def owner(self, source: Source) -> object:
+        """The same where its attributes matter. Raises NotWatched also for a tensor that a call brings: a key knows its
+        sizes and type alone."""
+        value = self.present(source)
+        if isinstance(value, Tensor) and source in self.keyed:
+            raise NotWatched
+        return value
+
     def _step(self, source: Source) -> object:
         if isinstance(source, sources.LocalSource):
             return self._local(source)
@@ -204,7 +220,7 @@ class Follower:
         step = next((_STEPS[c] for c in type(source).__mro__ if c in _STEPS), None)
         if base is None or step is None:
             raise NotWatched
-        of = self.present(base)
+        of = self.present(base) if isinstance(source, sources.TensorPropertySource) else self.owner(base)
         if base in self.keyed and _in_key(source, of):
             self.keyed.add(source)
         return step(self, source, of)
@@ -213,7 +229,10 @@ class Follower:
         name = source.local_name
         if name in self.frame.given:
             self.keyed.add(source)
-            return self.frame.given[name]
+            value = self.frame.given[name]
+            if isinstance(value, dict):
+                self.reads.of_call.add(id(cast(object, value)))
+            return value
         if name in self.frame.cells:
             return self.reads.cell(self.frame.cells[name])
         raise NotWatched

@@ -39,6 +39,8 @@ class Surroundings:
         self._names: list[object] = []
         self._values: list[object] = []
         self._counted: list[Mapping[Any, object]] = list(global_hooks())
+        self.versions: dict[int, tuple[Tensor, int, int]] = {}
+        """What `watch` was told of."""
         self.watch(())
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         found = reached(target)
@@ -103,14 +105,16 @@ class Surroundings:
         self._names += names
         self._values += [held[n] for n in names]
 
-    def watch(self, versions: Sequence[tuple[Tensor, int, int]]) -> None:
+    def watch(self, versions: Iterable[tuple[Tensor, int, int]]) -> None:
         """Also compare address and version of these tensors (version -1: it has none)."""
-        self._weights = [t for t, *_ in versions]
-        self._counters = [t for t, _, version in versions if version >= 0]
-        self._versions = [version for *_, version in versions if version >= 0]
-        self._addresses = [address for _, address, _ in versions]
+        self.versions |= {id(t): (t, address, version) for t, address, version in versions}
+        found = self.versions.values()
+        self._weights = [t for t, *_ in found]
+        self._counters = [t for t, _, version in found if version >= 0]
+        self._counts = [version for *_, version in found if version >= 0]
+        self._addresses = [address for _, address, _ in found]
         self._read = reader([
-            Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
+            Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(found)
         ])  # fmt: skip
 
     @property
@@ -145,7 +149,7 @@ class Surroundings:
         """Whether the watched tensors lie where they did, and nobody has written into them."""
         stand = self._read is not None and self._read(self._weights, 0)
         stand = stand or list(map(_address, self._weights)) == self._addresses
-        return stand and list(map(_version, self._counters)) == self._versions
+        return stand and list(map(_version, self._counters)) == self._counts
 
     def _look(self) -> bool:
         """What the native function tells, looked at by Python."""
