@@ -96,7 +96,7 @@ def of_functions() -> Case:
     helper.factor = 2.0  # type: ignore[attr-defined]
     return lambda x: held["f"](x) + helper(x) * helper.factor, [  # type: ignore[attr-defined]
         lambda: setattr(helper, "__defaults__", (7.0,)), lambda: held["f"].keywords.update(more=8.0),
-        lambda: helper.__kwdefaults__.update(more=9.0), lambda: setattr(helper, "factor", 5.0),
+        lambda: (helper.__kwdefaults__ or {}).update(more=9.0), lambda: setattr(helper, "factor", 5.0),
         lambda: setattr(helper, "__code__", other.__code__),
     ]  # fmt: skip
 
@@ -105,7 +105,7 @@ def of_itself() -> Case:
     def program(x: Tensor, scale: float = 2.0, shifts: list[float] = [1.0]) -> Tensor:  # noqa: B006
         return x * scale + shifts[0]
 
-    shifts = program.__defaults__[1]
+    _, shifts = program.__defaults__ or (0.0, [0.0])
     return program, [
         lambda: shifts.__setitem__(0, 5.0),
         lambda: setattr(program, "__defaults__", (4.0, [0.0])),
