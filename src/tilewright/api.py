@@ -200,8 +200,8 @@ def compile(
     serves all sizes. `dims="oblivious"` lets sizes 0 and 1 share it. `strict` raises UnsupportedError where an op would
     run as a library call by need. `freeze` makes weights constants (the default for files and exported programs).
     `mode` is one of those of `torch.compile` (`backend` says what they mean); what `options` say goes first.
-    Values other than tensors are read when compiling: arguments, module attributes, closures and globals are compared
-    on each call, what lies deeper inside them is not.
+    Values other than tensors are read when compiling. What was read is compared on each call, however deep it lies, as
+    torch's guards say; a change compiles anew.
     """
     wanted = Options.make(options, mode=mode)
     if strict:

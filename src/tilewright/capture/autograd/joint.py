@@ -57,11 +57,13 @@ LOG = logging.getLogger("tilewright")
 
 @dataclass(slots=True)
 class Seen:
-    """One call as a recording saw it: what Dynamo passed and got, and what one graph inside passed and got."""
+    """One call as a recording saw it: the number of the graph that Dynamo chose, what Dynamo passed and got, and what
+    one graph inside passed and got."""
 
     outer: list[tuple[tuple[object, ...], object]] = field(default_factory=list)
     inner: list[tuple[str, Runner, tuple[object, ...], list[object]]] = field(default_factory=list)
     effects: bool = False
+    graph: int = -1
 
 
 class GraphRecorder(threading.local):

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
 from tilewright.capture.described import Signature
+from tilewright.capture.opaque import Runner
 from tilewright.capture.signature import signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
 from tilewright.options import Options
@@ -28,9 +29,13 @@ from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.input_limits import GRAPHS
 
+from .around.frame import frame_of
+from .around.guards import GuardLog, global_hooks
+from .around.reads import Reads
+from .around.surroundings import Surroundings
 from .asked import asking
 from .dynamic_dims import Dim, Example, Naming, by_name, example_of
-from .fast_path import Direct, Surroundings, direct_of, without_scalars
+from .fast_path import Direct, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
 from .resized import sizes_changed, told
 
@@ -56,15 +61,15 @@ class Sessions(Reports, Protocol):
 
 
 class _Signatures:
-    """A backend that writes down what each graph takes and gives, and says where other sizes made another one."""
+    """A backend that writes down what each graph takes and gives, what torch guards for it and when it runs, and says
+    where other sizes made another one."""
 
-    def __init__(
-        self, backend: Callable[..., Callable[..., object]], title: str, parameters: tuple[str, ...]
-    ) -> None:
-        self._backend = backend
+    def __init__(self, session: Sessions, title: str, parameters: tuple[str, ...]) -> None:
+        self._session = session
         self._title = title
         self._parameters = parameters
         self.found: list[Signature] = []
+        self.guards = GuardLog()
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         made = signature_of_call(gm, self._parameters)
@@ -72,7 +77,22 @@ class _Signatures:
         self.found.append(made)
         if changes:
             warn(told(self._title, changes), RecompileWarning)
-        return self._backend(gm, example_inputs)
+        number = len(self.found) - 1
+        self.guards.compiled(number)
+        return self._numbered(self._session.backend(gm, example_inputs), number)
+
+    def _numbered(self, run: Callable[..., object], number: int) -> Callable[..., object]:
+        """The graph, which tells a recording its number."""
+        recorder = self._session.recorder
+
+        def graph(*args: object) -> object:
+            if recorder is not None and recorder.seen is not None:
+                recorder.seen.graph = number
+            return run(*args)
+
+        if getattr(run, "_boxed_call", False):
+            graph._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign of lists as arguments)
+        return graph
 
 
 def _parameters(target: Callable[..., object]) -> tuple[str, ...]:
@@ -95,8 +115,9 @@ class TracedWay(ReportsOfParts):
         self.oblivious = oblivious
         self.device: torch.device | None = None
         self.recorder = session.recorder = GraphRecorder()
-        self._watched = _Signatures(session.backend, self.title, _parameters(target))
-        self._compiled = _on_its_own_account(target, self._watched)
+        self._watched = _Signatures(session, self.title, _parameters(target))
+        self._entered = _own_code_around(target)
+        self._compiled = _on_its_own_account(self._entered or target, self._watched)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
         self.examples: list[Example] = []
@@ -171,7 +192,7 @@ class TracedWay(ReportsOfParts):
                 result = self._call(args, kwargs)
         finally:
             self.recorder.seen = None
-        short = self._short(seen, (*args, *kwargs.values()), result)
+        short = self._short(seen, args, kwargs, result)
         if out is not None:
             result = deliver(
                 result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -238,24 +259,21 @@ class TracedWay(ReportsOfParts):
                 stack.enter_context(shapes_config.patch(backed_size_oblivious=True))
             yield
 
-    def _short(self, seen: Seen, leaves: Sequence[object], result: object) -> Direct | None:
+    def _short(
+        self, seen: Seen, args: tuple[object, ...], kwargs: dict[str, object], result: object
+    ) -> Direct | None:
         """One graph, called once, for inference, whose tensors reach the caller untouched."""
-        if len(seen.outer) != 1 or len(seen.inner) != 1 or seen.effects:
+        graph = _single(seen)
+        if graph is None or self._entered is None and _has_hooks(self.target):
             return None
-        ((given, made),) = seen.outer
-        ((kind, runner, inner_given, inner_made),) = seen.inner
-        if kind != "inference" or not isinstance(made, (list, tuple)):
-            return None
-        if len(given) != len(inner_given) or any(a is not b for a, b in zip(given, inner_given, strict=True)):
-            return None
-        if len(made) != len(inner_made) or any(a is not b for a, b in zip(made, inner_made, strict=True)):
-            return None
-        around = Surroundings(self.target)
-        if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
+        runner, given, made = graph
+        reads = self._watched.guards.reads(seen.graph, frame_of(self.target, self._entered, args, kwargs))
+        around = None if reads is None else self._surroundings(reads)
+        if around is None or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
             return None
         if isinstance(runner, FrozenGraph):
             around.watch(runner.weight_versions)
-            inner_given = [inner_given[i] for i in runner.live]
+            given = [given[i] for i in runner.live]
             runner = runner.runner
         if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]
             return None
@@ -264,10 +282,43 @@ class TracedWay(ReportsOfParts):
         executable = self._direct[id(runner)][1]
         if executable is None:
             return None
-        short = direct_of(executable, inner_given, inner_made, leaves, result, around)
-        if short is not None and (self._around is None or not self._around.unchanged()):
+        short = direct_of(executable, given, made, (*args, *kwargs.values()), result, around)
+        if short is not None:
             self._around = around
         return short
+
+    def _surroundings(self, reads: Reads) -> Surroundings | None:
+        """What must stay as it is for this call and those before it that are known; None where that cannot be told."""
+        before = self._around if self._around is not None and self._around.unchanged() else None
+        if before is not None:
+            if reads.within(before.reads):
+                return before
+            reads.add(before.reads)
+        around = Surroundings(self.target, reads)
+        if before is not None:
+            around.watch(before.versions.values())
+        return around if around.known else None
+
+
+def _single(seen: Seen) -> tuple[Runner, Sequence[object], Sequence[object]] | None:
+    """The one graph that ran, for inference, and what it got and made, if nothing came between it and Dynamo."""
+    if len(seen.outer) != 1 or len(seen.inner) != 1 or seen.effects:
+        return None
+    ((given, made),) = seen.outer
+    ((kind, runner, inner_given, inner_made),) = seen.inner
+    if kind != "inference" or not isinstance(made, (list, tuple)):
+        return None
+    if len(given) != len(inner_given) or any(a is not b for a, b in zip(given, inner_given, strict=True)):
+        return None
+    if len(made) != len(inner_made) or any(a is not b for a, b in zip(made, inner_made, strict=True)):
+        return None
+    return runner, inner_given, inner_made
+
+
+def _has_hooks(target: Callable[..., object]) -> bool:
+    """Whether torch runs hooks around the function that Dynamo enters: nobody knows what these do."""
+    own = (target._forward_hooks, target._forward_pre_hooks) if isinstance(target, torch.nn.Module) else ()
+    return any((*own, *global_hooks())) if own else False
 
 
 _NOT_TRACED = "torch.compile with fullgraph=True found no compiled frames"
@@ -288,19 +339,21 @@ def _refuse_modes() -> None:
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-def _on_its_own_account(
-    target: Callable[..., object], backend: Callable[..., object]
-) -> Callable[..., object]:
-    """`target` through Dynamo. Targets may share their code (modules of one class), and torch gives up on code that was
-    compiled too often: what is compiled here must not count for what the user compiles, nor the other way round.
+def _own_code_around(target: Callable[..., object]) -> types.FunctionType | None:
+    """What torch is given in place of `target`, where that is not `target` itself.
+
+    Targets may share their code (modules of one class), and torch gives up on code that was compiled too often: what is
+    compiled here must not count for what the user compiles, nor the other way round. Newer torches keep accounts apart.
 
     What has no code of the user's (torch's own modules), torch enters through one function for all of them. Once it
     met that function under a mode or transform, it compiles none of them any more: so we bring another one."""
-    if _ISOLATES:
-        apart: dict[str, Any] = {"isolate_recompiles": True}
-        target = target if _is_users(target) else _with_own_code(target)
-        return torch.compile(target, backend=backend, fullgraph=True, **apart)
-    return torch.compile(_with_own_code(target), backend=backend, fullgraph=True)
+    return None if _ISOLATES and _is_users(target) else _with_own_code(target)
+
+
+def _on_its_own_account(target: Callable[..., object], backend: _Signatures) -> Callable[..., object]:
+    """`target` through Dynamo, on an account of its own."""
+    apart: dict[str, Any] = {"isolate_recompiles": True} if _ISOLATES else {}
+    return torch.compile(target, backend=backend, fullgraph=True, **apart)
 
 
 def _is_users(target: Callable[..., object]) -> bool:
@@ -311,12 +364,13 @@ def _is_users(target: Callable[..., object]) -> bool:
     )
 
 
-def _with_own_code(target: Callable[..., object]) -> Callable[..., object]:
+def _with_own_code(target: Callable[..., object]) -> types.FunctionType:
     """A function that calls `target`, whose code object, by which torch counts, is nobody else's."""
 
     def call(*args: object, **kwargs: object) -> object:
         return target(*args, **kwargs)
 
+    assert isinstance(call, types.FunctionType)
     call.__code__ = call.__code__.replace()
     return call
 

@@ -6,13 +6,9 @@ program reads besides its arguments, and the executable."""
 
 from __future__ import annotations
 
-import gc
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, getitem, is_
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -25,10 +21,8 @@ from tilewright.plan.data import Spec
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Result
-from tilewright.runtime.plan.reading import Lies, alike, reader
-from tilewright.tuning.input_limits import GRAPHS
 
-from .held import Held, comparer
+from .around.surroundings import Surroundings
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
@@ -37,9 +31,6 @@ _function_modes = torch._C._len_torch_function_stack
 _default_type = torch.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
 _transform = torch._C._functorch.peek_interpreter_stack
-_wants_gradient = attrgetter("requires_grad")
-_version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
-_address = Tensor.data_ptr
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
@@ -61,205 +52,45 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     return (_grad(), _default_type(), _deterministic(), *parts)
 
 
-def _plain(value: object) -> tuple[object, object]:
+def _plain(value: object) -> tuple[object, ...]:
+    kind = value.__class__
+    if kind in _VALUES:
+        return kind, value
+    if isinstance(value, tuple):
+        return kind, *map(_part, cast(tuple[object, ...], value))
     if isinstance(value, np.generic):
         raise TypeError("a scalar of numpy stands for a tensor")
     if isinstance(value, Tensor):
         raise TypeError("a tensor is kept negated or conjugated")
-    return value.__class__, value
+    if kind.__hash__ is None:
+        raise TypeError("what may change has no key")
+    return kind, _TheSame(value)
 
 
-class Surroundings:
-    """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
-    attributes, and the closures and global names of its functions, forward methods and what these call by name.
-    `unchanged` compares identities, and sizes and types of tensors; other objects are not looked
-    into."""
-
-    def __init__(self, target: Callable[..., object]) -> None:
-        self.tensors: list[Tensor] = []
-        self._dicts: list[Mapping[Any, object]] = []
-        self._names: list[object] = []
-        self._values: list[object] = []
-        self._counted: list[Mapping[Any, object]] = []
-        self.watch(())
-        self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
-        reached = _reached(target)
-        self._modules = [x for x in reached if isinstance(x, torch.nn.Module)]
-        for module in self._modules:
-            self._module(module)
-        self._classes = list(map(type, self._modules))
-        for owner, name in dict.fromkeys(m for c in dict.fromkeys(self._classes) for m in _methods(c)):
-            self._add(vars(owner), [name])
-        self._counts = list(map(len, self._counted))
-        functions = [x for x in reached if isinstance(x, types.FunctionType)]
-        for function in functions:
-            self._add(function.__globals__, _globals_of(function))
-        self._cells = tuple((c, v) for f in functions for c, v in _cells(f))
-        self._alike = alike(self.tensors)
-        self._same = comparer(self._held(), self._modules)
-
-    def _held(self) -> list[Held]:
-        """The names by dict."""
-        found: dict[int, Held] = {}
-        for d, name, value in zip(self._dicts, self._names, self._values, strict=True):
-            found.setdefault(id(d), Held(d)).items.append((name, value))
-        for counted in self._counted:
-            found.setdefault(id(counted), Held(counted)).counted = True
-        return list(found.values())
-
-    def _module(self, module: torch.nn.Module) -> None:
-        plain = [
-            n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))
-        ]
-        self._add(vars(module), plain)
-        for held in (module._parameters, module._buffers):
-            self._add(held, list(held))
-            self.tensors += [t for t in held.values() if t is not None]
-        for held in (module._modules, module._forward_hooks, module._forward_pre_hooks):
-            self._add(held, list(held))
-            self._counted.append(held)
-        self._counted.append(vars(module))
-
-    def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
-        self._dicts += [held] * len(names)
-        self._names += names
-        self._values += [held[n] for n in names]
-
-    def watch(self, versions: Sequence[tuple[Tensor, int, int]]) -> None:
-        """Also compare address and version of these tensors (version -1: it has none)."""
-        self._weights = [t for t, *_ in versions]
-        self._counters = [t for t, _, version in versions if version >= 0]
-        self._versions = [version for *_, version in versions if version >= 0]
-        self._addresses = [address for _, address, _ in versions]
-        self._read = reader([
-            Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(versions)
-        ])  # fmt: skip
-
-    @property
-    def watched(self) -> Sequence[Tensor]:
-        """What `watch` was told of."""
-        return self._weights
-
-    def may_hold(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether the program may come to one of these tensors without being given it: as a parameter or buffer, or by
-        a name."""
-        own = [v for m in self._modules for n, v in vars(m).items() if n not in _OF_EVERY_MODULE]
-        known = [*self.tensors, *self._values, *own, *(v for _, v in self._cells)]
-        return _leads_to(known, frozenset(map(id, tensors)), self._modules)
-
-    def unchanged(self) -> bool:
-        """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
-        if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
-            return False
-        if not self._alike() or self._weights and not self._weights_stand():
-            return False
-        try:
-            same = self._same() if self._same is not None else self._look()
-            return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
-        except (KeyError, ValueError):  # a name or a variable holds nothing any more
-            return False
-
-    def _weights_stand(self) -> bool:
-        """Whether the watched tensors lie where they did, and nobody has written into them."""
-        stand = self._read is not None and self._read(self._weights, 0)
-        stand = stand or list(map(_address, self._weights)) == self._addresses
-        return stand and list(map(_version, self._counters)) == self._versions
-
-    def _look(self) -> bool:
-        """Whether names mean the same objects, one by one. Raises KeyError for one that means nothing any more."""
-        same = list(map(len, self._counted)) == self._counts
-        same = same and all(map(is_, map(type, self._modules), self._classes))
-        return same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+def _part(value: object) -> tuple[object, ...]:
+    """An item of a tuple: of a tensor, that it is this one too, as graphs take in only what is given itself."""
+    if isinstance(value, Tensor) and not (value.is_neg() or value.is_conj()):
+        return _TheSame(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+    return _plain(value)
 
 
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-
-_NOT_FOLLOWED = (type, types.ModuleType, types.BuiltinFunctionType, Tensor)
-"""Objects that lead nearly everywhere, or hold no tensor that a program reads."""
+_VALUES = frozenset({int, float, bool, str, type(None), bytes, torch.dtype, torch.device})
+"""Types of which equal values are the same to a program."""
 
 
-def _leads_to(roots: Iterable[object], wanted: frozenset[int], looked_at: Iterable[object]) -> bool:
-    """Whether any of the `roots` is, or holds at any depth, an object with a wanted id. True where they hold too much
-    to be looked at. Of a function's globals nothing is followed, nor what is `looked_at` elsewhere."""
-    seen = set(map(id, looked_at))
-    limit = len(seen) + GRAPHS.max_held_objects
-    todo = list(roots)
-    while todo:
-        x = todo.pop()
-        if id(x) in wanted:
-            return True
-        if id(x) in seen or not gc.is_tracked(x) or isinstance(x, _NOT_FOLLOWED):
-            continue
-        seen.add(id(x))
-        if len(seen) > limit:
-            return True
-        if isinstance(x, types.FunctionType):
-            todo += [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
-        else:
-            todo += gc.get_referents(x)
-    return False
+class _TheSame:
+    """An object in a key: the key is for this one only, whatever it says that it equals."""
 
+    __slots__ = ("_of",)
 
-def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
-    """The modules and functions that `target` is or uses by name, each once. What torch defines is not followed."""
-    found: dict[int, torch.nn.Module | types.FunctionType] = {}
-    todo = [target]
-    while todo:
-        x = todo.pop()
-        if id(x) in found:
-            continue
-        if isinstance(x, torch.nn.Module):
-            found |= {id(m): m for m in x.modules()}
-            methods = [m for c in dict.fromkeys(map(type, x.modules())) for m in _methods(c)]
-            todo += [vars(owner)[name] for owner, name in methods]
-        elif isinstance(x, types.FunctionType) and not _is_torchs(x):
-            found[id(x)] = x
-            todo += [v for _, v in _cells(x)] + [x.__globals__[n] for n in _globals_of(x)]
-    return list(found.values())
+    def __init__(self, of: object) -> None:
+        self._of = of
 
+    def __hash__(self) -> int:
+        return id(self._of)
 
-def _methods(of: type) -> list[tuple[type, str]]:
-    """The forward method of a class of modules, and those that it names, directly or not: the classes that define
-    them, and their names. What torch defines is not followed."""
-    found: dict[str, tuple[type, str]] = {}
-    todo = ["forward"]
-    while todo:
-        name = todo.pop()
-        owner = next((c for c in of.__mro__ if name in vars(c)), None)
-        if name in found or owner is None:
-            continue
-        method = vars(owner)[name]
-        if name == "forward" or (isinstance(method, types.FunctionType) and not _is_torchs(method)):
-            found[name] = owner, name
-        if isinstance(method, types.FunctionType) and not _is_torchs(method):
-            todo += [n for code in _codes(method.__code__) for n in code.co_names]
-    return list(found.values())
-
-
-def _is_torchs(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").partition(".")[0] == "torch"
-
-
-def _cells(function: types.FunctionType) -> list[tuple[types.CellType, object]]:
-    """The variables of outer functions, with what they hold, if anything yet."""
-    held: list[tuple[types.CellType, object]] = []
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):
-            held.append((cell, cell.cell_contents))
-    return held
-
-
-def _globals_of(function: types.FunctionType) -> list[str]:
-    """The global names that a function uses, or a function within it."""
-    names = dict.fromkeys(n for code in _codes(function.__code__) for n in code.co_names)
-    return [n for n in names if n in function.__globals__]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _TheSame) and other._of is self._of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-// Reads where tensors lie, and whether dicts hold what they held, without a line of Python between: objects through
+// Reads where tensors lie, and whether dicts and lists hold what they held, without a line of Python between: objects through
 // Python's stable C interface, tensors through torch's, so that nothing is built against headers of either. What a tensor
 // says is read anew in each call: nothing is remembered that could be out of date. Of a dict, its version is: Python
 // changes it with everything that it puts there.
@@ -30,6 +30,12 @@ struct tw_python {
   void (*drop)(tw_object);
   intptr_t (*size)(tw_object dict);
   tw_object (*find)(tw_object dict, tw_object key);
+  int (*next)(tw_object dict, intptr_t* place, tw_object* key, tw_object* value);
+  tw_object (*own)(tw_object object, void*);
+  void (*forget)();  // an error
+  tw_object (*code)(tw_object function);
+  tw_object (*defaults)(tw_object function);
+  tw_object (*named)(tw_object function);
   tw_object none, yes, no;
 };
 
@@ -121,7 +127,7 @@ tw_object read(tw_object self, tw_object const* given, intptr_t) {
 }  // namespace
 
 struct tw_named {
-  tw_object name, value;
+  tw_object name, value;  // no value: the name is not there
 };
 
 struct tw_dict {  // what a dict held
@@ -130,6 +136,24 @@ struct tw_dict {  // what a dict held
   int64_t size;      // negative: does not matter
   int64_t count;
   const tw_named* item;
+  int64_t keys;  // negative: their order does not matter
+  const tw_object* key;
+};
+
+struct tw_place {
+  int64_t number;
+  tw_object value;
+};
+
+struct tw_list {  // what a list held
+  tw_object list;
+  int64_t size;
+  int64_t count;
+  const tw_place* item;
+};
+
+struct tw_function {  // what a function runs, and what stands for arguments that it is not given; null: nothing
+  tw_object function, code, defaults, named;
 };
 
 struct tw_argument {  // a tensor: the number of the argument, bytes of an element, and whether it is written
@@ -144,12 +168,27 @@ struct tw_apart {
 struct tw_held {
   int64_t dicts;
   tw_dict* dict;
+  int64_t lists;
+  const tw_list* list;
   int64_t typed;
   const tw_named* object;  // objects and their types
+  int64_t owners;
+  const tw_named* owner;  // objects and the dicts of their attributes
+  int64_t functions;
+  const tw_function* function;
   int64_t version;         // bytes from the start of a dict to its version; 0: it has none
 };
 
 namespace {
+bool in_order(const tw_dict& d) {
+  intptr_t place = 0;
+  tw_object key;
+  for (int64_t k = 0; k < d.keys; k++) {
+    if (!python.next(d.dict, &place, &key, nullptr) || key != d.key[k]) return false;
+  }
+  return !python.next(d.dict, &place, &key, nullptr);
+}
+
 bool holds(tw_dict& d, int64_t version) {
   uint64_t now = version ? *(uint64_t*)((char*)d.dict + version) : 0;
   if (version && now == d.version) return true;
@@ -157,19 +196,46 @@ bool holds(tw_dict& d, int64_t version) {
   for (int64_t k = 0; k < d.count; k++) {
     if (python.find(d.dict, d.item[k].name) != d.item[k].value) return false;
   }
+  if (d.keys >= 0 && !in_order(d)) return false;
   d.version = now;
   return true;
 }
 
-// (self: a tuple whose first item is the address of tw_held) -> whether dicts hold the same objects, and objects have the
-// same types.
+bool holds(const tw_list& l) {
+  if (python.length(l.list) != l.size) return false;
+  for (int64_t k = 0; k < l.count; k++) {
+    if (python.item(l.list, l.item[k].number) != l.item[k].value) return false;
+  }
+  return true;
+}
+
+bool owns(const tw_named& o) {
+  tw_object own = python.own(o.name, nullptr);
+  if (own) {
+    python.drop(own);
+  } else {
+    python.forget();
+  }
+  return own == o.value;
+}
+
+bool runs(const tw_function& f) {
+  return python.code(f.function) == f.code && python.defaults(f.function) == f.defaults &&
+         python.named(f.function) == f.named;
+}
+
+// (self: a tuple whose first item is the address of tw_held) -> whether dicts and lists hold the same objects, objects
+// have the same types and dicts, and functions run the same code.
 tw_object same(tw_object self, tw_object) {
   tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
   bool held = true;
   for (int64_t k = 0; k < w->dicts && held; k++) held = holds(w->dict[k], w->version);
+  for (int64_t k = 0; k < w->lists && held; k++) held = holds(w->list[k]);
   for (int64_t k = 0; k < w->typed && held; k++) {
     held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
   }
+  for (int64_t k = 0; k < w->owners && held; k++) held = owns(w->owner[k]);
+  for (int64_t k = 0; k < w->functions && held; k++) held = runs(w->function[k]);
   tw_object answer = held ? python.yes : python.no;
   python.take(answer);
   return answer;

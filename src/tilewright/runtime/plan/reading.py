@@ -51,7 +51,8 @@ class Python(ctypes.Structure):
     FUNCTIONS = (
         "PyCFunction_NewEx", "PyTuple_GetItem", "PyList_GetItem", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
         "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
-        "Py_DecRef", "PyDict_Size", "PyDict_GetItem",
+        "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next", "PyObject_GenericGetDict", "PyErr_Clear",
+        "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults",
     )  # fmt: skip
     OBJECTS = (None, True, False)
 
@@ -123,7 +124,7 @@ Maker = Callable[[object], Any]
 
 _makers: list[Maker] = []
 COMPARERS: list[Maker] = []
-"""What makes the function that looks at dicts, if there is one (see `runtime/call/held.py`)."""
+"""What makes the function that looks at dicts, if there is one (see `runtime/call/around/held.py`)."""
 
 
 def attach(library: ctypes.CDLL) -> bool:

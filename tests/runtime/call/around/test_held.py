@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable
 
 import pytest
 from torch import nn
 
 from tilewright.options import Options
-from tilewright.runtime.call import held
-from tilewright.runtime.call.fast_path import Surroundings
-from tilewright.runtime.call.held import Compare, Held, comparer
+from tilewright.runtime.call.around import held
+from tilewright.runtime.call.around.held import ABSENT, Compare, Held, HeldFunction, HeldList, comparer
+from tilewright.runtime.call.around.surroundings import Surroundings
 from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.store.cache import ContentStore, default_root
 
@@ -85,11 +85,79 @@ def test_classes_and_types() -> None:
     assert not same()
 
 
-def test_a_dict_of_its_own_kind_is_left_to_python() -> None:
+def test_a_dict_of_its_own_kind_is_read_as_it_lies() -> None:
     class Mine(dict[object, object]):
+        def __getitem__(self, name: object) -> object:
+            return 0
+
+    d = Mine({"a": print})
+    held = Held(d, [("a", print), ("b", ABSENT)])
+    same = made(held)
+    assert same() and held.still()
+    d["a"] = len
+    assert not same() and not held.still()
+    d["a"] = print
+    assert same() and held.still()
+    d["b"] = 0
+    assert not same() and not held.still()
+
+
+def test_a_mapping_that_is_no_dict_is_left_to_python() -> None:
+    assert comparer([Held(ChainMap({"a": 1}), [("a", 1)])], ()) is None
+
+
+def test_the_order_of_keys() -> None:
+    d: dict[object, object] = {"a": 1, "b": 2}
+    held = Held(d, keys=("a", "b"))
+    same = made(held)
+    d["a"] = 5
+    assert same() and held.still()
+    d["a"] = d.pop("b")
+    d["b"] = 2
+    assert same() and held.still()
+    del d["a"]
+    assert not same() and not held.still()
+    d["a"] = 1
+    assert not same() and not held.still()
+
+
+def test_lists() -> None:
+    x: list[object] = [1.5, [2.5], "c"]
+    held = HeldList(x, 3, {0: x[0], 2: x[2]})
+    found = comparer([], (), [held])
+    assert found is not None and found() and held.still()
+    x[1] = None
+    assert found() and held.still()
+    for change, back in ((lambda: x.append(1), x.pop), (x.clear, lambda: x.extend([held.items[0], 0, "c"]))):
+        change()
+        assert not found() and not held.still()
+        back()
+        assert found() and held.still()
+
+
+def test_what_functions_run_and_objects_own() -> None:
+    def f(a: int, b: int = 2, *, c: int = 3) -> int:
+        return a + b + c
+
+    class Plain:
         pass
 
-    assert comparer([Held(Mine({"a": 1}), [("a", 1)])], ()) is None
+    x, held = Plain(), HeldFunction.of(f)
+    own = vars(x)
+    found = comparer([], (), (), [(x, own)], [held])
+    assert found is not None and found() and held.still()
+    defaults, named = f.__defaults__, f.__kwdefaults__
+    f.__defaults__ = None
+    assert not found() and not held.still()
+    f.__defaults__ = defaults
+    f.__kwdefaults__ = {"c": 3}
+    assert not found() and not held.still()
+    f.__kwdefaults__ = named
+    assert found() and held.still()
+    x.__dict__ = {}
+    assert not found()
+    x.__dict__ = own
+    assert found()
 
 
 def _changes(m: nn.Module, d: dict[str, object]) -> list[Callable[[], object]]:
@@ -109,12 +177,7 @@ def test_changes_in_any_order() -> None:
     same = around._same
     assert same is not None
 
-    def look() -> bool:
-        try:
-            return around._look()
-        except KeyError:
-            return False
-
+    look = around._look
     seen = {look()}
     for _ in range(400):
         random.choice(_changes(m, vars(m)))()

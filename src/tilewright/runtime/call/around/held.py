@@ -1,0 +1,240 @@
+"""Whether dicts and lists hold the objects that they held, by one native function.
+
+A dict of which Python has changed nothing costs a look at its version; names are looked up only in others. Python keeps
+such versions up to 3.12 (in 3.13, attributes change without one): in later ones each name is looked up. What a Python
+does is tried when this module is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MappingProxyType
+from typing import Any
+
+from tilewright.runtime.plan import reading
+
+Compare = Callable[[], bool]
+
+ABSENT = object()
+"""In place of a value: the dict does not have that name."""
+
+
+def entry(of: Mapping[Any, object], name: object) -> object:
+    """What a dict has under a name, or `ABSENT`, whatever its type makes of that."""
+    return dict.get(of, name, ABSENT) if isinstance(of, dict) else of.get(name, ABSENT)
+
+
+def keys(of: Mapping[Any, object]) -> list[object]:
+    """All names of a dict in their order, whatever its type makes of that."""
+    return list(dict.keys(of)) if isinstance(of, dict) else list(of)
+
+
+@dataclass(slots=True)
+class Held:
+    """What a dict held: names with their objects (`ABSENT`: it did not have that name), how many if that matters, and
+    all its keys in their order if that does."""
+
+    dict: Mapping[Any, object]
+    items: list[tuple[object, object]] = field(default_factory=list[tuple[object, object]])
+    counted: bool = False
+    keys: tuple[object, ...] | None = None
+
+    def still(self) -> bool:
+        """Whether it still holds that, looked at by Python."""
+        if self.keys is not None:
+            now = keys(self.dict)
+            if len(now) != len(self.keys) or any(a is not b for a, b in zip(now, self.keys, strict=True)):
+                return False
+        return all(entry(self.dict, name) is value for name, value in self.items)
+
+
+@dataclass(slots=True)
+class HeldList:
+    """What a list held: how many objects, and those at some places."""
+
+    list: list[Any]
+    size: int
+    items: dict[int, object] = field(default_factory=dict[int, object])
+
+    def still(self) -> bool:
+        """Whether it still holds that, looked at by Python."""
+        return len(self.list) == self.size and all(self.list[k] is value for k, value in self.items.items())
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFunction:
+    """What a function ran, and what stood for arguments that it was not given."""
+
+    function: Any
+    code: CodeType
+    defaults: tuple[Any, ...] | None
+    named: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, function: FunctionType) -> HeldFunction:
+        """What it has now."""
+        return cls(function, function.__code__, function.__defaults__, function.__kwdefaults__)
+
+    def still(self) -> bool:
+        """Whether it still does, looked at by Python."""
+        f = self.function
+        same = f.__code__ is self.code and f.__defaults__ is self.defaults
+        return same and f.__kwdefaults__ is self.named
+
+
+class _Named(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_void_p), ("value", ctypes.c_void_p))
+
+
+class _Dict(ctypes.Structure):
+    _fields_ = (
+        ("dict", ctypes.c_void_p),
+        ("version", ctypes.c_uint64),
+        ("size", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("item", ctypes.c_void_p),
+        ("keys", ctypes.c_int64),
+        ("key", ctypes.c_void_p),
+    )
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int64), ("value", ctypes.c_void_p))
+
+
+class _List(ctypes.Structure):
+    _fields_ = (
+        ("list", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("item", ctypes.c_void_p),
+    )
+
+
+class _Function(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("function", "code", "defaults", "named"))
+
+
+class _Held(ctypes.Structure):
+    _fields_ = (
+        ("dicts", ctypes.c_int64),
+        ("dict", ctypes.c_void_p),
+        ("lists", ctypes.c_int64),
+        ("list", ctypes.c_void_p),
+        ("typed", ctypes.c_int64),
+        ("object", ctypes.c_void_p),
+        ("owners", ctypes.c_int64),
+        ("owner", ctypes.c_void_p),
+        ("functions", ctypes.c_int64),
+        ("function", ctypes.c_void_p),
+        ("version", ctypes.c_int64),
+    )
+
+
+UNSEEN = (1 << 64) - 1
+"""No version: the first look goes name by name, as a dict may have changed since its names were read."""
+
+_place = id  # what is meant is the object itself, which the caller keeps
+
+
+def comparer(
+    dicts: Sequence[Held], objects: Sequence[object], lists: Sequence[HeldList] = (),
+    owners: Sequence[tuple[object, object]] = (), functions: Sequence[HeldFunction] = (),
+) -> Compare | None:  # fmt: skip
+    """Whether `dicts` and `lists` hold what they held, `objects` have the types that they have now, `owners` the dicts
+    that are named with them, and `functions` what they had. None where there is no native side, or where a mapping is
+    no dict."""
+    found = [plain(h.dict) for h in dicts]
+    if not reading.COMPARERS or any(d is None for d in found):
+        return None
+    rows, kept = _dict_rows(dicts, found)
+    list_rows, kept_lists = _list_rows(lists)
+    kinds = (_Named * max(1, len(objects)))(*((_place(x), _place(type(x))) for x in objects))
+    own = (_Named * max(1, len(owners)))(*((_place(x), _place(d)) for x, d in owners))
+    run = (_Function * max(1, len(functions)))(
+        *(
+            tuple(None if x is None else _place(x) for x in (f.function, f.code, f.defaults, f.named))
+            for f in functions
+        )
+    )
+    at = ctypes.addressof
+    table = _Held(
+        len(dicts), at(rows), len(lists), at(list_rows), len(objects), at(kinds), len(owners), at(own),
+        len(functions), at(run), VERSION,
+    )  # fmt: skip
+    tables = (rows, kept, list_rows, kept_lists, kinds, own, run, found)
+    held = (dicts, lists, objects, list(map(type, objects)), owners, functions)
+    return reading.COMPARERS[0]((at(table), table, tables, held))
+
+
+def _dict_rows(
+    dicts: Sequence[Held], found: Sequence[dict[Any, object] | None]
+) -> tuple[ctypes.Array[_Dict], list[object]]:
+    """The native rows, and what they point to."""
+    rows, kept = (_Dict * max(1, len(dicts)))(), list[object]()
+    for row, held, d in zip(rows, dicts, found, strict=False):
+        items = (_Named * max(1, len(held.items)))(
+            *((_place(n), None if v is ABSENT else _place(v)) for n, v in held.items)
+        )
+        row.dict, row.version, row.size = _place(d), UNSEEN, len(held.dict) if held.counted else -1
+        row.count, row.item, row.keys = len(held.items), ctypes.addressof(items), -1
+        kept.append(items)
+        if held.keys is not None:
+            keys = (ctypes.c_void_p * max(1, len(held.keys)))(*map(_place, held.keys))
+            row.keys, row.key = len(held.keys), ctypes.addressof(keys)
+            kept.append(keys)
+    return rows, kept
+
+
+def _list_rows(lists: Sequence[HeldList]) -> tuple[ctypes.Array[_List], list[object]]:
+    rows, kept = (_List * max(1, len(lists)))(), list[object]()
+    for row, held in zip(rows, lists, strict=False):
+        items = (_Place * max(1, len(held.items)))(*((k, _place(v)) for k, v in held.items.items()))
+        row.list, row.size, row.count = _place(held.list), held.size, len(held.items)
+        row.item = ctypes.addressof(items)
+        kept.append(items)
+    return rows, kept
+
+
+def plain(of: Mapping[Any, object]) -> dict[Any, object] | None:
+    """The dict itself (what a class shows of its own stands for one); None for another mapping."""
+    shown: list[object] = gc.get_referents(of) if isinstance(of, MappingProxyType) else [of]
+    (found,) = shown if len(shown) == 1 else (None,)
+    return found if isinstance(found, dict) else None
+
+
+class _Sample:
+    """An object whose dict is changed by attributes."""
+
+
+def _version() -> int:
+    """Bytes from the start of a dict to its version; 0 where it has none that changes with all that is put there."""
+    if sys.version_info >= (3, 14):
+        return 0
+    at = 3 * ctypes.sizeof(ctypes.c_void_p)  # behind the head that all objects have, and the number of items
+    sample = _Sample()
+    shown, ordered = vars(sample), OrderedDict[str, object]()
+    for d in (shown, ordered):
+        word, seen = ctypes.c_uint64.from_address(id(d) + at), list[int]()
+        changes: tuple[Callable[[], object], ...] = (
+            lambda d=d: d.__setitem__("a", 1), lambda d=d: d.__setitem__("a", []), lambda d=d: d.update(b=2),
+            lambda d=d: d.pop("b"), lambda d=d: d.setdefault("c", 3), lambda d=d: d.clear(),
+            lambda: setattr(sample, "x", 1), lambda: setattr(sample, "x", 2), lambda: delattr(sample, "x"),
+        )  # fmt: skip
+        for change in changes if d is shown else changes[:6]:
+            seen.append(word.value)
+            change()
+            before, _ = word.value, d.get("a")
+            if word.value != before:
+                return 0
+        seen.append(word.value)
+        if len(set(seen)) < len(seen):
+            return 0
+    return at
+
+
+VERSION = _version()

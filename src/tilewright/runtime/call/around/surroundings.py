@@ -1,0 +1,159 @@
+"""What a program reads besides its arguments: what it holds and calls by name, and what torch has guarded."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.runtime.plan.reading import Lies, alike, reader
+
+from .guards import global_hooks
+from .held import ABSENT, Held, comparer
+from .reached import OF_EVERY_MODULE, cells_of, globals_of, leads_to, methods_of, reached
+from .reads import Reads, identity
+
+_grad = torch.is_grad_enabled
+_wants_gradient = attrgetter("requires_grad")
+_version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
+_address = Tensor.data_ptr
+
+
+class Surroundings:
+    """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
+    attributes, the closures and global names of its functions, forward methods and what these call by name, and all
+    that torch guarded (`reads`). `unchanged` compares identities, and sizes and types of tensors."""
+
+    def __init__(self, target: Callable[..., object], reads: Reads | None = None) -> None:
+        self.tensors: list[Tensor] = []
+        self.reads = Reads() if reads is None else reads
+        self._dicts: list[Mapping[Any, object]] = []
+        self._names: list[object] = []
+        self._values: list[object] = []
+        self._counted: list[Mapping[Any, object]] = list(global_hooks())
+        self.versions: dict[int, tuple[Tensor, int, int]] = {}
+        """What `watch` was told of."""
+        self.watch(())
+        self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
+        found = reached(target)
+        self._modules = [x for x in found if isinstance(x, torch.nn.Module)]
+        for module in self._modules:
+            self._module(module)
+        for owner, name in dict.fromkeys(
+            m for c in dict.fromkeys(map(type, self._modules)) for m in methods_of(c)
+        ):
+            self._add(vars(owner), [name])
+        functions = [x for x in found if isinstance(x, types.FunctionType)]
+        for function in functions:
+            self._add(function.__globals__, globals_of(function))
+        self._cells = (*(pair for f in functions for pair in cells_of(f)), *self.reads.cells.values())
+        self._compare()
+
+    def _compare(self) -> None:
+        """Make what compares."""
+        reads = self.reads
+        own = set(map(id, self.tensors))
+        self._alike = alike([*self.tensors, *(t for k, t in reads.tensors.items() if k not in own)])
+        self._asked = [*self.tensors, *reads.tensors.values()] if reads.asks_gradients else []
+        self._answers = list(map(_wants_gradient, self._asked))
+        looks = tuple(reads.looks.values())
+        self._looked = [x.of for x in looks], [x.name for x in looks], [x.value for x in looks]
+        self._typed = list({id(x): x for x in (*self._modules, *reads.typed.values())}.values())
+        self._classes = list(map(type, self._typed))
+        self._lists = list(reads.lists.values())
+        self._rows = self._held()
+        self._sizes = [len(h.dict) if h.counted else -1 for h in self._rows]
+        self._owners, self._functions = list(reads.owners.values()), list(reads.functions.values())
+        self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions)
+
+    def _held(self) -> list[Held]:
+        """The names by dict."""
+        found: dict[int, Held] = {}
+        for d, name, value in zip(self._dicts, self._names, self._values, strict=True):
+            found.setdefault(identity(d), Held(d)).items.append((name, value))
+        for counted in self._counted:
+            found.setdefault(identity(counted), Held(counted)).counted = True
+        for read in self.reads.dicts.values():
+            held = found.setdefault(identity(read.dict), Held(read.dict))
+            held.items += read.items
+            held.counted, held.keys = held.counted or read.counted, read.keys
+        return list(found.values())
+
+    def _module(self, module: torch.nn.Module) -> None:
+        plain = [
+            n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))
+        ]
+        self._add(vars(module), plain)
+        for held in (module._parameters, module._buffers):
+            self._add(held, list(held))
+            self.tensors += [t for t in held.values() if t is not None]
+        for held in (module._modules, module._forward_hooks, module._forward_pre_hooks):
+            self._add(held, list(held))
+            self._counted.append(held)
+        self._counted.append(vars(module))
+
+    def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
+        self._dicts += [held] * len(names)
+        self._names += names
+        self._values += [held[n] for n in names]
+
+    def watch(self, versions: Iterable[tuple[Tensor, int, int]]) -> None:
+        """Also compare address and version of these tensors (version -1: it has none)."""
+        self.versions |= {id(t): (t, address, version) for t, address, version in versions}
+        found = self.versions.values()
+        self._weights = [t for t, *_ in found]
+        self._counters = [t for t, _, version in found if version >= 0]
+        self._counts = [version for *_, version in found if version >= 0]
+        self._addresses = [address for _, address, _ in found]
+        self._read = reader([
+            Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(found)
+        ])  # fmt: skip
+
+    @property
+    def watched(self) -> Sequence[Tensor]:
+        """What `watch` was told of."""
+        return self._weights
+
+    def may_hold(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether the program may come to one of these tensors without being given it: as a parameter or buffer, or by
+        a name."""
+        own = [v for m in self._modules for n, v in vars(m).items() if n not in OF_EVERY_MODULE]
+        known = [*self.tensors, *self._values, *own, *(v for _, v in self._cells)]
+        return leads_to(known, frozenset(map(id, tensors)), self._modules)
+
+    def unchanged(self) -> bool:
+        """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
+        if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
+            return False
+        if not self._alike() or self._weights and not self._weights_stand():
+            return False
+        if self._asked and list(map(_wants_gradient, self._asked)) != self._answers:
+            return False
+        try:
+            same = self._same() if self._same is not None else self._look()
+            if same and self._looked[0]:
+                same = all(map(is_, map(getattr, *self._looked[:2], repeat(ABSENT)), self._looked[2]))
+            return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
+        except ValueError:  # a variable holds nothing any more
+            return False
+
+    def _weights_stand(self) -> bool:
+        """Whether the watched tensors lie where they did, and nobody has written into them."""
+        stand = self._read is not None and self._read(self._weights, 0)
+        stand = stand or list(map(_address, self._weights)) == self._addresses
+        return stand and list(map(_version, self._counters)) == self._counts
+
+    def _look(self) -> bool:
+        """What the native function tells, looked at by Python."""
+        same = all(size < 0 or size == len(h.dict) for size, h in zip(self._sizes, self._rows, strict=True))
+        same = same and all(map(is_, map(type, self._typed), self._classes))
+        same = same and all(getattr(x, "__dict__", None) is own for x, own in self._owners)
+        return same and all(x.still() for x in (*self._rows, *self._lists, *self._functions))
