@@ -54,7 +54,7 @@ READS = {
 OPERANDS = [operand(t, k) for t in TYPES for k in (0, 1)]
 LINE = {Axis("i", integer(LANES)): np.arange(LANES)}
 
-FLOAT_OPS = ["add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt", "pow"]
+FLOAT_OPS = ["fma", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt", "pow"]
 INT_OPS = ["add", "sub", "mul", "maximum", "minimum", "neg", "abs"]
 BOOL_OPS = ["and", "or", "xor", "not"]
 CONSTANTS = [0.0, -0.0, 1, -1, 2, 0.5, -0.5, 3, 4.0, -0.25, math.inf, -math.inf, math.nan]
