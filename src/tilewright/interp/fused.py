@@ -34,7 +34,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     nothing = (a == 0) | (b == 0)
     moderate = _is_moderate(a) & _is_moderate(b) & (_is_moderate(c) | (c == 0))
     result = np.where(finite & ~nothing & moderate & (result != 0), result, plain)
-    for place in zip(*np.nonzero(finite & ~nothing & ~moderate), strict=True):
+    for place in map(tuple, np.argwhere(finite & ~nothing & ~moderate)):
         result[place] = _by_fractions(float(a[place]), float(b[place]), float(c[place]))
     return result
 
