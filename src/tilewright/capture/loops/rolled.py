@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
-from torch.fx.node import Argument
+from torch.fx.node import Argument, Target
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
@@ -32,7 +32,7 @@ from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
-from .numbers.places import ARITHMETIC, twin_of
+from .numbers.places import computed_by, in_its_place, twin_of
 from .numbers.stepping import fill, number_for, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
@@ -258,15 +258,27 @@ def _copied(
     given = [(m, p) for p in range(len(arguments_of(node)))]
     numbers = {at[1]: values[at] for at in given if isinstance(found.sliced.get(at), Numbers)}
     twin = twin_of(node, frozenset(numbers))
-    fills = twin is None and node.target not in ARITHMETIC
+    fills = twin is None and not in_its_place(node)
     args = cast(tuple[Argument, ...], visit(node.args))
     kwargs = cast(dict[str, Argument], visit(node.kwargs))
-    if twin is None:
+    if not numbers:
         made = graph.create_node(node.op, node.target, args, kwargs)
+        made.meta = written_of(node)
+        return made
+    called = computed_by(node)
+    apart = called is not node.target
+    # The gradient may read what lies there, and it is written over.
+    operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
+    if twin is not None:
+        made = graph.call_function(
+            twin.function, operands, {**kwargs, "kind": cast(Tensor, val_of(node)).dtype}
+        )
     else:
-        made = graph.call_function(twin.function, args, {**kwargs, "kind": cast(Tensor, val_of(node)).dtype})
+        op = "call_function" if apart else node.op
+        made = graph.create_node(op, cast(Target, called), operands, kwargs)
     made.meta = written_of(node)
-    return fill(graph, made, next(iter(numbers.values())), node) if numbers and fills else made
+    made = fill(graph, made, next(iter(numbers.values())), node) if fills else made
+    return graph.call_method("copy_", (args[0], made)) if apart else made
 
 
 def _read_outside(found: EqualSteps, k: int, m: int, inside: set[fx.Node]) -> bool:
