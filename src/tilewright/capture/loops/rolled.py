@@ -21,7 +21,6 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
-from torch.fx.node import Argument, Target
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
@@ -32,8 +31,8 @@ from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
-from .numbers.places import computed_by, in_its_place, twin_of
-from .numbers.stepping import fill, number_for, type_of
+from .numbers.bodies import taking_numbers
+from .numbers.stepping import copied, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .scanned import CHECKPOINTS, ScannedLoop, replace_by_scan, tensors_of, written_of
@@ -206,7 +205,7 @@ def _given(
         take("counter", like.new_zeros((), dtype=torch.int64))
     for node in found.outer:
         if node in found.functions:
-            root.add_module(str(node.target), found.functions[node])
+            root.add_module(str(node.target), taking_numbers(*found.functions[node]))
             values[node] = graph.get_attr(str(node.target))
         elif node not in found.held:
             take(node, val_of(node))
@@ -237,48 +236,20 @@ def _copied(
     graph: fx.Graph, found: EqualSteps, node: fx.Node, m: int, values: dict[object, fx.Node]
 ) -> fx.Node:  # fmt: skip
     """A node of step 1 in the body."""
-    count = iter(range(1 << 30))
 
-    def visit(a: object) -> object:
-        if isinstance(a, (list, tuple)):
-            items = [visit(x) for x in a]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            return tuple(items) if isinstance(a, tuple) else items
-        if isinstance(a, dict):
-            return {k: visit(x) for k, x in a.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        if isinstance(a, slice):
-            return slice(visit(a.start), visit(a.stop), visit(a.step))
-        at = m, next(count)
-        if isinstance(a, fx.Node):
-            return values[("carried", *found.delayed[at]) if at in found.delayed else found.taken_by(*at)[0]]
-        number = found.sliced.get(at)
-        if not isinstance(number, Numbers) or fills:
-            return a
-        return values[at] if twin else number_for(graph, values[at], number, node)
+    def operand(p: int, _: fx.Node) -> fx.Node:
+        delayed = found.delayed.get((m, p))
+        return values[("carried", *delayed) if delayed is not None else found.taken_by(m, p)[0]]
 
-    given = [(m, p) for p in range(len(arguments_of(node)))]
-    numbers = {at[1]: values[at] for at in given if isinstance(found.sliced.get(at), Numbers)}
-    twin = twin_of(node, frozenset(numbers))
-    fills = twin is None and not in_its_place(node)
-    args = cast(tuple[Argument, ...], visit(node.args))
-    kwargs = cast(dict[str, Argument], visit(node.kwargs))
-    if not numbers:
-        made = graph.create_node(node.op, node.target, args, kwargs)
-        made.meta = written_of(node)
-        return made
-    called = computed_by(node)
-    apart = called is not node.target
-    # The gradient may read what lies there, and it is written over.
-    operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
-    if twin is not None:
-        made = graph.call_function(
-            twin.function, operands, {**kwargs, "kind": cast(Tensor, val_of(node)).dtype}
-        )
-    else:
-        op = "call_function" if apart else node.op
-        made = graph.create_node(op, cast(Target, called), operands, kwargs)
+    changing = {
+        p: (values[m, p], what)
+        for p in range(len(arguments_of(node)))
+        if isinstance(what := found.sliced.get((m, p)), Numbers)
+    }
+    made = copied(graph, node, operand, changing)
+    made.args = (*made.args, *(values[key] for key in found.given_to(m)))
     made.meta = written_of(node)
-    made = fill(graph, made, next(iter(numbers.values())), node) if fills else made
-    return graph.call_method("copy_", (args[0], made)) if apart else made
+    return made
 
 
 def _read_outside(found: EqualSteps, k: int, m: int, inside: set[fx.Node]) -> bool:
