@@ -35,7 +35,11 @@ def operands(kind: Any, which: str) -> list[NDArray[Any]]:
         return [rng.choice(np.array([*found, np.nan, *[-x for x in found]], kind), COUNT) for _ in range(3)]
     half = limits.minexp // 2
     a, b = (np.ldexp(rng.standard_normal(COUNT), half + k).astype(kind) for k in (0, 2))
-    return [a, b, np.ldexp(rng.standard_normal(COUNT), limits.minexp - rng.integers(0, 30, COUNT)).astype(kind)]
+    return [
+        a,
+        b,
+        np.ldexp(rng.standard_normal(COUNT), limits.minexp - rng.integers(0, 30, COUNT)).astype(kind),
+    ]
 
 
 @pytest.mark.parametrize("which", ["bits", "cancelling", "special", "small"])
@@ -47,7 +51,9 @@ def test_it_is_rounded_once(name: str, which: str) -> None:
     with np.errstate(all="ignore"):
         given = operands(kind, which)
         made = fma(*given)
-        want = np.array([function(*numbers) for numbers in zip(*(x.tolist() for x in given), strict=True)], kind)
+        want = np.array(
+            [function(*numbers) for numbers in zip(*(x.tolist() for x in given), strict=True)], kind
+        )
     assert made.dtype == kind
     np.testing.assert_array_equal(made, want)
     assert np.array_equal(np.signbit(made) | np.isnan(made), np.signbit(want) | np.isnan(want))

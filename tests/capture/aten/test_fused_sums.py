@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROUNDED_ONCE: dict[str, Program] = {
     "addcmul": lambda x, a, b: torch.addcmul(x, a, b),
     "addcmul, scaled": lambda x, a, b: torch.addcmul(x, a * 1.5, b, value=1 / 1.5),
-    "lists": lambda x, a, b: torch._foreach_addcmul([x], [a], [b], 1.0)[0],
+    "lists": lambda x, a, b: torch.ops.aten._foreach_addcmul.Scalar([x], [a], [b], 1.0)[0],
     "lerp": lambda x, a, b: torch.lerp(x, x + a * 16, 0.0625),
     "lerp from the end": lambda x, a, b: torch.lerp(a, x, 1 - 0.3 * b),
     "tanh_backward": lambda x, a, b: torch.ops.aten.tanh_backward(x, a / (a + 1e-3)),
@@ -57,14 +58,14 @@ def test_bits_are_those_of_eager(name: str, dtype: torch.dtype) -> None:
 def test_what_dynamo_writes_for_sums_in_place(dtype: torch.dtype) -> None:
     """`prims.fma`, of a tensor or a number; no library call, whose sum rounds twice."""
 
-    def run(x: Tensor, a: Tensor, b: Tensor, s: Tensor) -> Tensor:
+    def run(x: Tensor, a: Tensor, b: Tensor, s: Any) -> Tensor:
         return x.clone().addcmul_(a, b, value=0.7).addcdiv_(a, b, value=-0.3).add_(b, alpha=s)
 
-    given = [t.to(dtype) for t in operands(torch.float64, False)]
+    x, a, b = (t.to(dtype) for t in operands(torch.float64, False))
     step = torch.tensor(0.3)
     with torch.no_grad():
-        made = torch.compile(run, backend=tilewright.backend, dynamic=False)(*given, step)
-        exact = run(*(t.double() for t in given), step.double())
+        made = torch.compile(run, backend=tilewright.backend, dynamic=False)(x, a, b, step)
+        exact = run(x.double(), a.double(), b.double(), step.double())
     assert "library" not in str(tilewright.compilations()[-1])
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(made.double(), exact, rtol=unit, atol=3 * unit)

@@ -263,7 +263,6 @@ def _fma(c: Call, x: Value | Number, y: Value | Number, z: Value | Number) -> Va
 LATE["prims.fma.default"] = OpEntry(_fma)
 
 
-
 @lower(aten.tanh_backward.default)
 def _tanh_backward(c: Call, gradient: Value, y: Value) -> Value:
     return ops.tanh_backward(c.b, gradient, y)

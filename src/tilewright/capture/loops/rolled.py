@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -24,6 +23,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
+from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .beside_values import check_beside
@@ -53,21 +53,25 @@ def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     if _device(gm.graph.nodes) not in ("cpu", "cuda"):
         return gm
     made, found = write_parts_by_index(with_bodies_once(gm)), False
+    most = LOOPS.max_unrolled_steps
     while True:
-        spelled, loop = made, _first_loop(list(made.graph.nodes))
+        spelled, loop = made, _first_loop(list(made.graph.nodes), most)
         if loop is None:
             spelled = write_rows_once(compute_apart(made))
-            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes))
+            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
             return made if found else gm
+        if loop.steps <= most:  # a part of many: what is left of them alone may be few
+            most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
 
 
-def _first_loop(nodes: Sequence[fx.Node]) -> ScannedLoop | None:
-    """A loop among these nodes; one of whose steps each one reads an input of its own only if there is no other."""
+def _first_loop(nodes: Sequence[fx.Node], most: int) -> ScannedLoop | None:
+    """A loop of more than `most` steps among these nodes; one of whose steps each one reads an input of its own only if
+    there is no other."""
     for named in (True, False):
-        for repeat in repeats(nodes, LOOPS.max_unrolled_steps, named=named):
+        for repeat in repeats(nodes, most, named=named):
             loop = _loop(nodes, repeat)
             if loop is not None:
                 return loop
@@ -88,7 +92,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
     if not all(n.op in ("call_function", "call_method") for n in windows[0]):
         return None
     for first, last in runs(windows):
-        while last - first > LOOPS.max_unrolled_steps:
+        while last - first > repeat.most:
             try:
                 begin, end = start + first * period, start + last * period
                 check_beside(nodes, begin, end)

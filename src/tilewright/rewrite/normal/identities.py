@@ -94,7 +94,8 @@ def fold(e: Expr) -> Expr | None:
 
 
 _EXACT: dict[str, Callable[..., Fraction | bool]] = {
-    "fma": lambda a, b, c: a * b + c, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a: -a,
+    "fma": lambda a, b, c: a * b + c,
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a: -a,
     "div": lambda a, b: a / b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip

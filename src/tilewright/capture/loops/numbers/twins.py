@@ -51,7 +51,7 @@ def rounded(x: Number, kind: torch.dtype, like: Tensor) -> Tensor:
 
 
 def fused(x: Number, y: Number, z: Number, kind: torch.dtype) -> Tensor:
-    """`x * y + z` of operands as ops compute with them that make `kind`: of floats rounded once, as in eager's kernels."""
+    """`x * y + z` of operands as ops compute with them that make `kind`; of floats rounded once, as eager does."""
     if kind.is_floating_point and isinstance(some := next(filter(_is_tensor, (z, y, x)), None), Tensor):
         a, b, c = (rounded(t, computing(kind), some) for t in (x, y, z))
         return torch.addcmul(c, a, b).to(kind)

@@ -59,7 +59,14 @@ def _shape_of(node: fx.Node, numbers: dict[fx.Node, int]) -> tuple[object, ...]:
     made = val_of(node)
     kind = (str(made.shape), made.dtype, made.device) if isinstance(made, Tensor) else ()
     nesting = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")  # pyright: ignore[reportArgumentType]
-    return node.op, target if isinstance(target, str) else id(target), held, *arguments, _outline(nesting), *kind
+    return (
+        node.op,
+        target if isinstance(target, str) else id(target),
+        held,
+        *arguments,
+        _outline(nesting),
+        *kind,
+    )
 
 
 def _outline(a: object) -> object:
