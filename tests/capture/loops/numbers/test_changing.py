@@ -64,6 +64,17 @@ def test_of_other_types(dtype: torch.dtype) -> None:
     assert loops() == 1
 
 
+def test_a_number_that_is_not_written_over() -> None:
+    def run(y: Tensor, h: Tensor) -> Tensor:
+        for t in range(STEPS):
+            scale = 1.0 + t
+            scale *= y
+            h = torch.sin(h + scale)
+        return h
+
+    agrees(run, torch.randn(8), torch.randn(8))
+
+
 def wave(h: Tensor, y: Tensor, by: float) -> Tensor:
     return F.leaky_relu(torch.sin(h * y + by), by)
 

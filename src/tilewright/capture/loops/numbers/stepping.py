@@ -82,14 +82,14 @@ def copied(
     if not changing:
         return graph.create_node(node.op, node.target, args, kwargs)
     called = computed_by(node)
-    apart = called is not node.target
+    apart = called is not node.target and isinstance(node.args[0], fx.Node)  # a number is not written over
     # The gradient may read what lies there, and it is written over.
     operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
     if twin is not None:
         kind = cast(Tensor, val_of(node)).dtype
         made = graph.call_function(twin.function, operands, {**kwargs, "kind": kind})
     else:
-        op = "call_function" if apart else node.op
+        op = node.op if called is node.target else "call_function"
         made = graph.create_node(op, cast(Target, called), operands, kwargs)
     made = fill(graph, made, next(iter(changing.values()))[0], node) if fills else made
     return graph.call_method("copy_", (args[0], made)) if apart else made
