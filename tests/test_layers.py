@@ -79,6 +79,7 @@ DEFINITIONS: Mapping[str, str] = {
     "ir.text.graph.FORMAT": "the number of a file format",
     "interp.exact.TRACELESS": "follows from 53 bits of a float64",
     "interp.exact.NEAR": "follows from 53 bits of a float64, less those that the order of a sum moves",
+    "interp.fused._MODERATE": "follows from the exponents of a float64",
     "interp.modular.P0": "a prime of exact arithmetic",
     "interp.modular.COFACTORS": "follow from the primes of exact arithmetic",
     "ir.sizes.linear_form._MAX_INT64": "the largest int64",

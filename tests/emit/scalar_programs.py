@@ -30,7 +30,7 @@ from tilewright.ir.sizes import dims
 
 UNIT_INTERVAL = {"asin", "acos", "atanh"}
 POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow"}
-FLOAT_ONLY = {"div", "isnan", "isinf", "pow", "atan2"} | {
+FLOAT_ONLY = {"div", "fma", "isnan", "isinf", "pow", "atan2"} | {
     name for name, rule in SCALARS.items() if rule.arity == 1 and rule.cost >= 8
 }
 INTEGER_ONLY = {"and", "or", "xor", "not", "shl", "shr"}

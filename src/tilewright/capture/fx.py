@@ -29,7 +29,7 @@ from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution, Product
 
-from .aten import TABLE, Call, NoDeclaration, OpEntry, to_dtype
+from .aten import Call, NoDeclaration, OpEntry, entry_of, to_dtype
 from .environment import shape_env, traced_sizes
 from .node import (
     NUMBERS,
@@ -246,7 +246,7 @@ class _Importer:
             )  # fmt: skip
         metas, nested = leaves_of(val)
         results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
-        entry = TABLE.get(node.target)
+        entry = entry_of(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
         if entry is not None and not nested:

@@ -14,7 +14,7 @@ from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import CHECK, Value
 
-from .aten import TABLE
+from .aten import entry_of
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What stands for a host scalar."""
@@ -41,7 +41,7 @@ def counted_nodes(gm: fx.GraphModule) -> list[str]:
     """Names of the nodes that coverage counts: neither views, arithmetic on host scalars, nor checks."""
     found: list[str] = []
     for n in gm.graph.nodes:
-        entry, name = TABLE.get(n.target), display_name(n.target)
+        entry, name = entry_of(n.target), display_name(n.target)
         view = n.target is operator.getitem or (entry is not None and entry.view)
         scalar = isinstance(n.meta.get("val"), NUMBERS) and (
             not isinstance(n.target, OpOverload) or "sym_" in name

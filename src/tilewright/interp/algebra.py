@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Const
 
+from .fused import fma
+
 Array = NDArray[Any]
 """Elements of any type, also structured ones, with numpy's indexing and reshaping. Never changed in place."""
 
@@ -235,7 +237,7 @@ _COMPARE: dict[str, Callable[..., object]] = {
 
 OF_FLOATS: dict[str, Callable[..., object]] = _COMPARE | {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
-    "mod": _remainder, "truncdiv": lambda a, b: np.trunc(a / b), "fmod": np.fmod, "pow": np.power,
+    "fma": fma, "mod": _remainder, "truncdiv": lambda a, b: np.trunc(a / b), "fmod": np.fmod, "pow": np.power,
     "atan2": np.arctan2,
     "neg": np.negative, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
     "round": np.rint,

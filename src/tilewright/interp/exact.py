@@ -335,6 +335,7 @@ _KNOWN: dict[str, Callable[..., Array]] = {
     "log": _log, "log1p": lambda a: _log(_add(a, ONE)), "log2": lambda a: _divide(_log(a), LN2),
     "log10": lambda a: _divide(_log(a), LN10), "sigmoid": lambda a: _reciprocal(_add(ONE, _exp(_negate(a)))),
     "sqrt": _SQRT, "rsqrt": lambda a: _reciprocal(_SQRT(a)), "erf": _ERF, "erfc": lambda a: _subtract(ONE, _ERF(a)),
+    "fma": lambda a, b, c: _add(_multiply(a, b), c),
     "maximum": _extremum(np.greater_equal), "minimum": _extremum(np.less_equal), "pow": _power,
     "abs": lambda a: _choose(a["v"] < 0, _negate(a), a), "mod": _modulo(np.floor), "fmod": _modulo(np.trunc),
     "floordiv": lambda a, b: from_floats(np.floor(a["v"] / b["v"])),

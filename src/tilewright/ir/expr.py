@@ -144,6 +144,7 @@ SCALARS: dict[str, Scalar] = {
     "close_exp": Scalar(1, cost=12),
     "close_div": Scalar(2, cost=8),
     **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc")},
+    "fma": Scalar(3),
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
     "narrow": Scalar(1, "given"),
@@ -160,6 +161,9 @@ place of 1 +- erf, has an absolute error of 2^-23, less than that sum has, and a
 `close_exp` is `exp` with a relative error of at most 2^-22 on machines where that of `exp` grows with its argument; it
 stands in kernels that read no halves, whose own rounding hides such errors. `close_div` is `div` with one rounding
 there.
+
+`fma` is a * b + c of floats with one rounding, as machines have it; on a machine without it, two, which is what the
+program itself does there. Nothing makes one of a product and a sum, nor those of one, unless the result is the same.
 
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out."""

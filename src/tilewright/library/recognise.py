@@ -33,7 +33,7 @@ from tilewright.tuning.thresholds import LIBRARY
 from .fused import fused_call
 from .select import is_contraction
 
-SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
+SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "fma", "div", "neg", "exp"})
 COMBINERS = frozenset({"add", "maximum"})
 """Operations, and combiners of reductions, in regions that may be a routine."""
 

@@ -112,6 +112,9 @@ class RepeatLimits:
     """Places in a step at which it is tried to begin."""
     max_steps_back: int = 8
     """How many steps back a step may read."""
+    min_part_steps: int = 10
+    """Steps from which on the parts of a long run that is interrupted again and again are loops: each costs some
+    seconds of compile time, as many as so many steps."""
 
 
 REPEATS = RepeatLimits()

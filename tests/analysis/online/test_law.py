@@ -231,6 +231,8 @@ def slots_of(e: Expr) -> list[Slot]:
         (call("exp", U), False),
         (call("neg", U), False),
         (call("round", call("div", C, L)), False),
+        (call("fma", call("exp", L), C, M), False),
+        (call("fma", L, M, C), False),
         (where(MASK, U, num(float("-inf"))), False),
     ],
 )

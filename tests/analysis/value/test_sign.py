@@ -54,9 +54,12 @@ def numbers(draw: st.DrawFn, depth: int = 4) -> Expr:
     if depth == 0 or draw(st.integers(0, 4)) == 0:
         return draw(st.sampled_from([X, Y, c(0.0), c(1.0), c(-2.0), c(0.5), c(-math.inf), c(math.inf)]))
     more = lambda: draw(numbers(depth - 1))  # noqa: E731
-    kind = draw(st.integers(0, 3))
+    kind = draw(st.integers(0, 4))
     if kind == 0:
         return call(draw(st.sampled_from(UNARY)), more())
+    if kind == 4:
+        x = more()
+        return call("fma", x, x if draw(st.booleans()) else more(), more())
     if kind == 1:
         x = more()
         return call("mul", x, x) if draw(st.booleans()) else where(draw(truths(depth - 1)), x, more())
@@ -93,7 +96,7 @@ def tame(e: Expr, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         size = np.abs(value)
         with np.errstate(all="ignore"):
             fine &= ~np.isfinite(size) | (size == 0) | ((size > 1e-6) & (size < 1e6))
-            if node.op in ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "mul", "div", "add", "sub"):
+            if node.op in ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "mul", "div", "add", "sub", "fma"):
                 made = ~np.isfinite(value) | (value == 0)
                 fine &= ~made | ~np.all([np.isfinite(a) & (a != 0) for a in args], axis=0)
             if node.op in ("tanh", "sigmoid", "erf", "erfc", "exp", "exp2", "expm1"):

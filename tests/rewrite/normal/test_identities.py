@@ -54,7 +54,7 @@ READS = {
 OPERANDS = [operand(t, k) for t in TYPES for k in (0, 1)]
 LINE = {Axis("i", integer(LANES)): np.arange(LANES)}
 
-FLOAT_OPS = ["add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt", "pow"]
+FLOAT_OPS = ["fma", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sqrt", "pow"]
 INT_OPS = ["add", "sub", "mul", "maximum", "minimum", "neg", "abs"]
 BOOL_OPS = ["and", "or", "xor", "not"]
 CONSTANTS = [0.0, -0.0, 1, -1, 2, 0.5, -0.5, 3, 4.0, -0.25, math.inf, -math.inf, math.nan]
@@ -146,6 +146,11 @@ NOT_RULES = [
     cast(cast(READS[i32, 0], f32), i32),
     where(P, const(1, f32), const(0, f32)),
     narrow(X, f16),
+    call("add", call("mul", X, READS[f32, 1]), X),
+    call("sub", X, call("mul", X, X)),
+    call("fma", X, X, const(0.0, f32)),
+    call("fma", const(2, f32), X, X),
+    call("fma", X, call("neg", X), X),
 ]
 
 
@@ -156,6 +161,8 @@ def test_what_only_looks_like_an_identity_stays(e: Expr):
 
 @pytest.mark.parametrize(("e", "want"), [
     (call("mul", call("sub", X, const(0, f32)), const(1, f32)), X),
+    (call("fma", const(-1, f32), X, READS[f32, 1]), call("sub", READS[f32, 1], X)),
+    (call("fma", const(3, f32), const(0.5, f32), const(1, f32)), const(2.5, f32)),
     (call("div", X, const(-8, f32)), call("mul", X, const(-0.125, f32))),
     (cast(cast(READS[f16, 0], f32), f16), READS[f16, 0]),
     (cast(cast(READS[u8, 0], i32), f32), cast(READS[u8, 0], f32)),

@@ -52,6 +52,8 @@ def extreme_of(x: Expansion, e: Expr, upstream: Sequence[Upstream]) -> Monotone 
         return _then(extreme_of(x, e.args[0], upstream), lambda a: call("neg", a), flip=True)
     if e.op == "where":
         return _masked(x, e, upstream)
+    if e.op == "fma":
+        return _fused(x, e, upstream)
     if len(e.args) != 2:
         return None
     first, second = e.args
@@ -72,6 +74,21 @@ def extreme_of(x: Expansion, e: Expr, upstream: Sequence[Upstream]) -> Monotone 
             return _then(inner, put, infinite=False)
         case _:
             return None
+
+
+def _fused(x: Expansion, e: Expr, upstream: Sequence[Upstream]) -> Monotone | None:
+    """a * b + c, rounded once, of which one operand varies: it never falls in c, nor in a where b is at least zero."""
+    varying = [k for k, a in enumerate(e.args) if x.varies(a)]
+    if len(varying) != 1:
+        return None
+    (moving,) = varying
+    if moving < 2 and not nonnegative(e.args[1 - moving], upstream):
+        return None
+
+    def put(a: Expr) -> Expr:
+        return call("fma", *e.args[:moving], a, *e.args[moving + 1 :])
+
+    return _then(extreme_of(x, e.args[moving], upstream), put, infinite=moving == 2)
 
 
 def _then(
@@ -107,6 +124,9 @@ def nonnegative(e: Expr, upstream: Sequence[Upstream]) -> bool:
         return True
     if e.op == "mul" and e.args[0] is e.args[1]:
         return True
+    if e.op == "fma":
+        squared = e.args[0] is e.args[1]
+        return all(nonnegative(a, upstream) for a in (e.args[2:] if squared else e.args))
     if e.op in ("add", "mul", "div", "reciprocal", "cast", "narrow", "minimum"):
         return all(nonnegative(a, upstream) for a in e.args)
     if e.op == "maximum":

@@ -191,6 +191,9 @@ class Signs:
 
     def scalar(self, e: Expr) -> Interval:
         a = self.of(e.args[0])
+        if e.op == "fma":
+            made = square(a) if e.args[0] is e.args[1] else product(a, self.of(e.args[1]))
+            return sum_(made, self.of(e.args[2]))
         if len(e.args) == 2:
             if e.op in ("mul", "div") and e.args[0] is e.args[1]:
                 return square(a) if e.op == "mul" else quotient(a, a)

@@ -19,10 +19,12 @@ from .registry import (  # fmt: skip
     BOOL_TO_LONG,
     DEFAULT,
     INT_TO_FLOAT,
+    LATE,
     Call,
     Kind,
     NoDeclaration,
     Number,
+    OpEntry,
     Size,
     lower,
     size,
@@ -249,6 +251,21 @@ def _addcdiv(c: Call, x: Value, first: Value, second: Value, value: Number = 1) 
     a, p, q = c.promote(x, first, second, kind=INT_TO_FLOAT)
     assert isinstance(a, Value) and isinstance(p, Value) and isinstance(q, Value)
     return ops.addcdiv(c.b, a, p, q, c.number(value, c.dtype))
+
+
+def _fma(c: Call, x: Value | Number, y: Value | Number, z: Value | Number) -> Value:
+    """Of halves it is computed in singles: a factor without dims in a wider type is not rounded first."""
+    wide = c.dtype.compute
+    p, q, r = (c.to(a, wide) if isinstance(a, Value) else c.number(a, wide) for a in (x, y, z))
+    return ops.narrow(c.b, ops.fma(c.b, p, q, r), c.dtype)
+
+
+LATE["prims.fma.default"] = OpEntry(_fma)
+
+
+@lower(aten.tanh_backward.default)
+def _tanh_backward(c: Call, gradient: Value, y: Value) -> Value:
+    return ops.tanh_backward(c.b, gradient, y)
 
 
 @lower(aten.lerp.Scalar, aten.lerp.Tensor)

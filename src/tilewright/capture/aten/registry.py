@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
@@ -69,6 +70,13 @@ class OpEntry:
 
 
 TABLE: dict[object, OpEntry] = {}
+LATE: dict[str, OpEntry] = {}
+"""The same by name, for ops that exist only once Dynamo was imported, which takes seconds."""
+
+
+def entry_of(target: object) -> OpEntry | None:
+    """The line for what a node calls."""
+    return TABLE.get(target) or (LATE.get(str(target)) if isinstance(target, OpOverload) else None)
 
 
 def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = -1) -> Callable[[R], R]:

@@ -20,26 +20,54 @@ from tilewright.tuning.search_limits import REPEATS
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`steps` times `period` nodes from number `start` on have the same keys, step by step."""
+    """`steps` times `period` nodes from number `start` on have the same keys, step by step. More than `most` steps are
+    worth a loop."""
 
     start: int
     period: int
     steps: int
+    most: int = 0
 
 
 def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True) -> list[Repeat]:
-    """Stretches of `nodes` with more than `most` steps, those that cover the most nodes first, each at its most
-    promising phases. Unless `named`, steps that read different inputs at one place are alike."""
+    """Stretches of `nodes` with more than `most` steps, or that have as many together (see `_worth_a_loop`), those that
+    cover the most nodes first, each at its most promising phases. Unless `named`, steps that read different inputs at
+    one place are alike."""
     ids: dict[object, int] = {}
     keys = [ids.setdefault(_key(n, named=named), len(ids)) for n in nodes]
-    found: dict[tuple[int, int], int] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
     for period in _periods(keys, most):
-        for start, end in _stretches(keys, period):
-            if (end - start) // period > most:
-                found.setdefault((start, end), period)
-                found[start, end] = min(found[start, end], period)
+        for start, end, least in _worth_a_loop(keys, period, most):
+            known = found.setdefault((start, end), (period, least))
+            found[start, end] = min(known, (period, least))
     order = sorted(found.items(), key=lambda f: f[0][0] - f[0][1])
-    return [r for (start, end), period in order for r in _phased(nodes, start, end, period, most)]
+    return [r for (start, end), (period, least) in order for r in _phased(nodes, start, end, period, least)]
+
+
+def _worth_a_loop(keys: Sequence[int], period: int, most: int) -> list[tuple[int, int, int]]:
+    """The stretches of this period that are long enough, each with the most steps that are not. Where something else is
+    done after each so many steps (`h = h.detach()`), the parts of what would be one stretch count together."""
+    groups: list[list[tuple[int, int]]] = []
+    for start, end in _stretches(keys, period):
+        if (end - start) // period <= min(most, REPEATS.min_part_steps - 1):
+            continue
+        before = groups[-1][-1] if groups else None
+        alike = (
+            before is not None
+            and start - before[1] <= period
+            and sorted(keys[start : start + period]) == sorted(keys[before[0] : before[0] + period])
+        )
+        if alike:
+            groups[-1].append((start, end))
+        else:
+            groups.append([(start, end)])
+    found: list[tuple[int, int, int]] = []
+    for group in groups:
+        if len(group) > 1 and sum((end - start) // period for start, end in group) > most:
+            found += [(*part, min(most, REPEATS.min_part_steps - 1)) for part in group]
+        else:
+            found += [(*part, most) for part in group if (part[1] - part[0]) // period > most]
+    return found
 
 
 def _key(node: fx.Node, *, named: bool) -> object:
@@ -114,5 +142,5 @@ def _phased(nodes: Sequence[fx.Node], start: int, end: int, period: int, most: i
         for cut in range(max(k + 1, middle), min(last, middle + period) + 1):
             passing[cut - middle] += weight
     order = sorted(range(period), key=lambda phase: (passing[phase], phase))[: REPEATS.max_phases]
-    cut = [Repeat(start + p, period, (end - start - p) // period) for p in order]
+    cut = [Repeat(start + p, period, (end - start - p) // period, most) for p in order]
     return [r for r in cut if r.steps > most]

@@ -14,17 +14,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import cast
 
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
-from torch.fx.node import Argument
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
+from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .beside_values import check_beside
@@ -32,8 +31,8 @@ from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
-from .numbers.places import ARITHMETIC, twin_of
-from .numbers.stepping import fill, number_for, type_of
+from .numbers.bodies import taking_numbers
+from .numbers.stepping import copied, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .scanned import CHECKPOINTS, ScannedLoop, replace_by_scan, tensors_of, written_of
@@ -54,21 +53,25 @@ def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     if _device(gm.graph.nodes) not in ("cpu", "cuda"):
         return gm
     made, found = write_parts_by_index(with_bodies_once(gm)), False
+    most = LOOPS.max_unrolled_steps
     while True:
-        spelled, loop = made, _first_loop(list(made.graph.nodes))
+        spelled, loop = made, _first_loop(list(made.graph.nodes), most)
         if loop is None:
             spelled = write_rows_once(compute_apart(made))
-            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes))
+            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
             return made if found else gm
+        if loop.steps <= most:  # a part of many: what is left of them alone may be few
+            most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
 
 
-def _first_loop(nodes: Sequence[fx.Node]) -> ScannedLoop | None:
-    """A loop among these nodes; one of whose steps each one reads an input of its own only if there is no other."""
+def _first_loop(nodes: Sequence[fx.Node], most: int) -> ScannedLoop | None:
+    """A loop of more than `most` steps among these nodes; one of whose steps each one reads an input of its own only if
+    there is no other."""
     for named in (True, False):
-        for repeat in repeats(nodes, LOOPS.max_unrolled_steps, named=named):
+        for repeat in repeats(nodes, most, named=named):
             loop = _loop(nodes, repeat)
             if loop is not None:
                 return loop
@@ -89,7 +92,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
     if not all(n.op in ("call_function", "call_method") for n in windows[0]):
         return None
     for first, last in runs(windows):
-        while last - first > LOOPS.max_unrolled_steps:
+        while last - first > repeat.most:
             try:
                 begin, end = start + first * period, start + last * period
                 check_beside(nodes, begin, end)
@@ -206,7 +209,7 @@ def _given(
         take("counter", like.new_zeros((), dtype=torch.int64))
     for node in found.outer:
         if node in found.functions:
-            root.add_module(str(node.target), found.functions[node])
+            root.add_module(str(node.target), taking_numbers(*found.functions[node]))
             values[node] = graph.get_attr(str(node.target))
         elif node not in found.held:
             take(node, val_of(node))
@@ -237,36 +240,20 @@ def _copied(
     graph: fx.Graph, found: EqualSteps, node: fx.Node, m: int, values: dict[object, fx.Node]
 ) -> fx.Node:  # fmt: skip
     """A node of step 1 in the body."""
-    count = iter(range(1 << 30))
 
-    def visit(a: object) -> object:
-        if isinstance(a, (list, tuple)):
-            items = [visit(x) for x in a]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            return tuple(items) if isinstance(a, tuple) else items
-        if isinstance(a, dict):
-            return {k: visit(x) for k, x in a.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        if isinstance(a, slice):
-            return slice(visit(a.start), visit(a.stop), visit(a.step))
-        at = m, next(count)
-        if isinstance(a, fx.Node):
-            return values[("carried", *found.delayed[at]) if at in found.delayed else found.taken_by(*at)[0]]
-        number = found.sliced.get(at)
-        if not isinstance(number, Numbers) or fills:
-            return a
-        return values[at] if twin else number_for(graph, values[at], number, node)
+    def operand(p: int, _: fx.Node) -> fx.Node:
+        delayed = found.delayed.get((m, p))
+        return values[("carried", *delayed) if delayed is not None else found.taken_by(m, p)[0]]
 
-    given = [(m, p) for p in range(len(arguments_of(node)))]
-    numbers = {at[1]: values[at] for at in given if isinstance(found.sliced.get(at), Numbers)}
-    twin = twin_of(node, frozenset(numbers))
-    fills = twin is None and node.target not in ARITHMETIC
-    args = cast(tuple[Argument, ...], visit(node.args))
-    kwargs = cast(dict[str, Argument], visit(node.kwargs))
-    if twin is None:
-        made = graph.create_node(node.op, node.target, args, kwargs)
-    else:
-        made = graph.call_function(twin.function, args, {**kwargs, "kind": cast(Tensor, val_of(node)).dtype})
+    changing = {
+        p: (values[m, p], what)
+        for p in range(len(arguments_of(node)))
+        if isinstance(what := found.sliced.get((m, p)), Numbers)
+    }
+    made = copied(graph, node, operand, changing)
+    made.args = (*made.args, *(values[key] for key in found.given_to(m)))
     made.meta = written_of(node)
-    return fill(graph, made, next(iter(numbers.values())), node) if numbers and fills else made
+    return made
 
 
 def _read_outside(found: EqualSteps, k: int, m: int, inside: set[fx.Node]) -> bool:

@@ -22,10 +22,7 @@ from .lifted import PRODUCTS
 from .nodes import val_of
 from .numbers.stepping import type_of
 from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
-from .unrolled import TAKES, EqualSteps, Lifted, Numbers, Own, Sliced, Taken
-
-CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
-"""What calls a function whose inside is computed again in the backward pass."""
+from .unrolled import CHECKPOINTS, TAKES, EqualSteps, Lifted, Numbers, Own, Sliced, Taken
 
 _FILLS = (torch.zeros, torch.ones, torch.full)
 """What fills a new tensor with a number."""

@@ -16,12 +16,19 @@ from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
 from .numbers.places import takes_number
+from .numbers.within import InBody, Values, body_of, changing_numbers
 
 TAKES = (
     operator.getitem, torch.unbind, "unbind", torch.select, "select", torch.narrow, "narrow", torch.split, "split",
     torch.chunk, "chunk",
 )  # fmt: skip
 """What takes parts of a tensor, and nothing else."""
+
+
+CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
+"""What calls a function whose inside is computed again in the backward pass."""
+Function = tuple[fx.GraphModule, tuple[tuple[InBody, Values], ...]]
+"""A function that steps call, and the numbers in it that change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,8 @@ class EqualSteps:
     )
     """Arguments that take what another argument takes already, by the same numbers."""
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
-    functions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict[fx.Node, fx.GraphModule])
-    """What of these is no tensor but a function that steps call."""
+    functions: dict[fx.Node, Function] = field(default_factory=dict[fx.Node, Function])
+    """What of these is no tensor but a function that steps call, with the numbers in it that change."""
     stores: dict[int, PartWrite] = field(default_factory=dict[int, PartWrite])
     """Nodes, by number, that write into parts: all of them are one write behind the loop."""
     read_back: dict[fx.Node, tuple[int, int]] = field(default_factory=dict[fx.Node, tuple[int, int]])
@@ -130,6 +137,11 @@ class EqualSteps:
         """Their number."""
         return len(self.windows)
 
+    def given_to(self, m: int) -> list[object]:
+        """The keys of numbers that node number m gives a function besides its arguments."""
+        beyond = len(arguments_of(self.windows[1][m]))
+        return [key for key in self.sliced if isinstance(key, tuple) and key[0] == m and key[1] >= beyond]
+
     def node_of(self, key: object) -> fx.Node:
         """What stands in step 1 for what is sliced and has this key."""
         if isinstance(key, fx.Node):
@@ -160,6 +172,8 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
     def source(k: int, n: fx.Node, p: int, a: object, b: object) -> tuple[object, ...]:
         if not isinstance(a, fx.Node):
             return ("plain", _change((n, p), a, b))
+        if body_of(a) is not None and body_of(b) is not None:
+            return ("function",)
         step, number = where.get(a, (-1, 0))
         inside = step >= 0 and k - step <= REPEATS.max_steps_back
         return (k - step, number) if inside else ("outside", a is not b)
@@ -245,11 +259,10 @@ def _read(
             raise BeginsUnlike("the first step is wired in another way")
     elif all(a is second for a in across):
         made.outer[second] = None
-        owner = second.graph.owning_module
-        function = getattr(owner, str(second.target), None) if second.op == "get_attr" else None
-        if isinstance(function, fx.GraphModule):
-            made.functions[second] = function
-    elif not _carried(made, where, at, across):
+        function = body_of(second)
+        if function is not None and made.functions.setdefault(second, (function, ())) != (function, ()):
+            raise Unlike("a function is called with numbers that change, and without")
+    elif not _called(made, at, across) and not _carried(made, where, at, across):
         outside = [a for a in across if isinstance(a, fx.Node) and not any(a in inside for inside in where)]
         if len(outside) < len(across):
             raise BeginsUnlike("the first steps are wired in another way")
@@ -259,6 +272,24 @@ def _read(
             made.again[at] = cast(tuple[int, int], first)
         else:
             made.sliced[at] = sliced
+
+
+def _called(made: EqualSteps, at: tuple[int, int], across: Sequence[object]) -> bool:
+    """Whether an argument is a function that is the same in each step but for numbers in it. Noted: the node gives them
+    to it behind its arguments."""
+    m, second = at[0], cast(fx.Node, across[1])
+    node, bodies = made.windows[1][m], [body_of(a) for a in across]
+    changing = None if node.target not in CHECKPOINTS else changing_numbers(bodies)
+    if changing is None:
+        return False
+    if second in made.functions:
+        raise Unlike("a function is called twice with numbers that change")
+    made.outer[second] = None
+    made.functions[second] = (cast(fx.GraphModule, bodies[1]), tuple((at, v) for at, v in changing.items()))
+    beyond = len(arguments_of(node))
+    for k, values in enumerate(changing.values()):
+        made.sliced[m, beyond + k] = Numbers(values)
+    return True
 
 
 def _carried(

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilewright.capture.aliasing.memory import storage_of
-from tilewright.capture.aten.registry import TABLE
+from tilewright.capture.aten.registry import entry_of
 from tilewright.capture.opaque import Build, Runner, returned
 
 from .device import HOST, tensors
@@ -141,7 +141,7 @@ def _may_move(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded in tags or not schema.name.startswith(("aten::", "prims::")):
         return False
     found = list(tensors(node))
-    entry = TABLE.get(node.target)
+    entry = entry_of(node.target)
     if entry is not None and entry.reason in PRODUCTS and not all(t.is_floating_point() for t in found):
         return False
     return all(t.device == HOST for t in found)

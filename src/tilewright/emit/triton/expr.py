@@ -31,7 +31,7 @@ ORDER = {"lt": ("and", 0), "le": ("or", 0), "gt": ("and", 1), "ge": ("or", 1)}
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 LANGUAGE = {"abs": "tl.abs", "floor": "tl.floor", "ceil": "tl.ceil", "exp": "tl.exp", "exp2": "tl.exp2",
             "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf",
-            "rsqrt": "tl.rsqrt", "sigmoid": "tl.sigmoid"}  # fmt: skip
+            "rsqrt": "tl.rsqrt", "sigmoid": "tl.sigmoid", "fma": "tl.fma"}  # fmt: skip
 LIBRARY = {"trunc": "trunc", "round": "rint", **{name: name for name in (
     "expm1", "log10", "log1p", "tanh", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "atan2", "fmod", "pow")}}  # fmt: skip

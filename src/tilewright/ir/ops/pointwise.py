@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import DType, Kind, bool_
-from tilewright.ir.expr import Expr, call, cast, const, where
+from tilewright.ir.expr import Expr, call, cast, const, is_const, where
 from tilewright.ir.expr import narrow as narrow_expr
 from tilewright.ir.graph import Value
 from tilewright.ir.tensor import TensorExpr, output_axes
@@ -75,6 +75,13 @@ def _add(x: Expr, y: Expr) -> Expr:
 
 def _mul(x: Expr, y: Expr) -> Expr:
     return call("and", x, y) if x.dtype is bool_ else arith("mul", x, y)
+
+
+def _fused(x: Expr, y: Expr, z: Expr) -> Expr:
+    """x * y + z: of floats with one rounding. A factor of one makes it the sum that it is then."""
+    if not z.dtype.is_float:
+        return arith("add", z, arith("mul", x, y))
+    return call("add", z, y) if is_const(x, 1) else call("fma", x, y, z)
 
 
 def _extremum(name: str, on_bool: str) -> Binary:
@@ -311,51 +318,69 @@ def hardshrink(b: Builder, x: Value, limit: Scalar) -> Value:
     )
 
 
+# Where eager's kernels round a product and a sum once (they are compiled to, on CPUs and GPUs), so do these: where the
+# two nearly cancel, all digits of the result are those of that rounding.
+
+
+def fma(b: Builder, x: Arg, y: Arg, z: Arg) -> Value:
+    """x * y + z, rounded once."""
+    return pointwise(b, "fma", _fused, x, y, z)
+
+
 def addcmul(b: Builder, x: Value, first: Value, second: Value, value: Scalar) -> Value:
-    """x + value * first * second."""
-    return pointwise(
-        b,
-        "addcmul",
-        lambda e, p, q, v: arith("add", e, arith("mul", arith("mul", v, p), q)),
-        x,
-        first,
-        second,
-        value,
-    )
+    """x + value * first * second, the last product and the sum rounded once."""
+
+    def compute(e: Expr, p: Expr, q: Expr, v: Expr) -> Expr:
+        scaled = p if is_const(v, 1) else arith("mul", v, p)
+        return call("fma", scaled, q, e) if e.dtype.is_float else _fused(scaled, q, e)
+
+    return pointwise(b, "addcmul", compute, x, first, second, value)
 
 
 def addcdiv(b: Builder, x: Value, first: Value, second: Value, value: Scalar) -> Value:
-    """x + value * first / second."""
+    """x + value * first / second. Product and sum are rounded once, as on GPUs; eager's CPU kernels divide last, which
+    rounds once more."""
     return pointwise(
-        b,
-        "addcdiv",
-        lambda e, p, q, v: call("add", e, call("mul", v, call("div", p, q))),
-        x,
-        first,
-        second,
-        value,
+        b, "addcdiv", lambda e, p, q, v: _fused(v, call("div", p, q), e), x, first, second, value
     )
 
 
 def lerp(b: Builder, start: Value, end: Value, weight: Arg) -> Value:
-    """start + weight * (end - start), from the nearer end, as eager does."""
+    """start + weight * (end - start), from the nearer end, product and sum rounded once."""
 
     def compute(s: Expr, e: Expr, w: Expr) -> Expr:
         gap = call("sub", e, s)
-        far = call("sub", e, call("mul", gap, call("sub", number(1, w), w)))
-        return where(call("lt", call("abs", w), number(HALF, w)), call("add", s, call("mul", w, gap)), far)
+        far = call("fma", call("neg", gap), call("sub", number(1, w), w), e)
+        return where(call("lt", call("abs", w), number(HALF, w)), call("fma", w, gap, s), far)
 
     return pointwise(b, "lerp", compute, start, end, weight)
 
 
+def tanh_backward(b: Builder, gradient: Value, y: Value) -> Value:
+    """gradient * (1 - y * y), product and difference rounded once."""
+    return pointwise(
+        b,
+        "tanh_backward",
+        lambda g, e: call("mul", g, call("fma", call("neg", e), e, number(1, e))),
+        gradient,
+        y,
+    )
+
+
 def scaled_sum(b: Builder, x: Arg, y: Arg, alpha: Scalar) -> Value:
-    """x + alpha * y."""
-    return pointwise(b, "add", lambda p, q, a: arith("add", p, arith("mul", a, q)), x, y, alpha)
+    """x + alpha * y, rounded once."""
+    return pointwise(b, "add", lambda p, q, a: _fused(a, q, p), x, y, alpha)
 
 
 def scaled_difference(b: Builder, x: Arg, y: Arg, alpha: Scalar) -> Value:
-    """x - alpha * y."""
-    return pointwise(b, "sub", lambda p, q, a: arith("sub", p, arith("mul", a, q)), x, y, alpha)
+    """x - alpha * y, rounded once."""
+
+    def compute(p: Expr, q: Expr, a: Expr) -> Expr:
+        if not p.dtype.is_float:
+            return arith("sub", p, arith("mul", a, q))
+        return call("fma", call("neg", a), q, p)
+
+    return pointwise(b, "sub", compute, x, y, alpha)
 
 
 def full(b: Builder, shape: tuple[Expr, ...], value: Scalar) -> Value:

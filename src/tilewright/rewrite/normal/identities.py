@@ -93,7 +93,8 @@ def fold(e: Expr) -> Expr | None:
     return const(int(exact), e.dtype) if e.dtype.kind is not Kind.BOOL and low <= exact <= high else None
 
 
-_EXACT = {
+_EXACT: dict[str, Callable[..., Fraction | bool]] = {
+    "fma": lambda a, b, c: a * b + c,
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a: -a,
     "div": lambda a, b: a / b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
@@ -194,6 +195,13 @@ ARITHMETIC: tuple[ExprRule, ...] = (
     _line("add neg", apply("add", F, apply("neg", Y)), lambda m: call("sub", m["x"], m["y"]), "x + (-y) = x-y"),
     _line("mul neg", apply("mul", apply("neg", F), apply("neg", Y)), lambda m: call("mul", m["x"], m["y"]),
           "-x * -y = x*y"),
+    _line("fma one", apply("fma", constant(1), F, Y), lambda m: call("add", m["y"], m["x"]), "1*x + y = y+x"),
+    _line("fma by one", apply("fma", F, constant(1), Y), lambda m: call("add", m["y"], m["x"]), "x*1 + y = y+x"),
+    _line("fma -1", apply("fma", constant(-1), F, Y), lambda m: call("sub", m["y"], m["x"]), "-1*x + y = y-x"),
+    _line("fma by -1", apply("fma", F, constant(-1), Y), lambda m: call("sub", m["y"], m["x"]), "x*-1 + y = y-x"),
+    _line("fma -0", apply("fma", F, Y, constant(-0.0)), lambda m: call("mul", m["x"], m["y"]), "x*y + (-0) = x*y"),
+    _line("fma neg", apply("fma", apply("neg", F), apply("neg", Y), C), lambda m: call("fma", m["x"], m["y"], m["c"]),
+          "-x * -y + c = x*y + c"),
     _line("div 2^k", apply("div", F, constant(name="c")), _divide, "x / 2^k = x * 2^-k"),
 )  # fmt: skip
 

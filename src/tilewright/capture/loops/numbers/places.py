@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.loops.nodes import arguments_of, val_of
+from tilewright.capture.loops.spelling.in_place_ops import IN_PLACE
 
 from .activations import ACTIVATIONS
 from .twins import TWINS, Twin
@@ -38,7 +39,17 @@ def takes_number(node: fx.Node, place: int) -> bool:
         return True
     if not isinstance(made, Tensor):
         return False
-    return place in _twin_places(node) or node.target in ARITHMETIC or node.target in FILLS
+    return place in _twin_places(node) or in_its_place(node) or computed_by(node) in FILLS
+
+
+def computed_by(node: fx.Node) -> object:
+    """What computes what `node` makes, and writes it over nothing."""
+    return IN_PLACE.get(node.target, node.target)
+
+
+def in_its_place(node: fx.Node) -> bool:
+    """Whether `node` takes a tensor without dims in the place of a number, and means the same."""
+    return computed_by(node) in ARITHMETIC or str(node.target) == "prims.fma.default"
 
 
 def twin_of(node: fx.Node, changing: frozenset[int]) -> Twin | None:
@@ -55,7 +66,8 @@ def is_one_number(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> Twin | None:
-    return TWINS.get(node.target) or ACTIVATIONS.get(node.target)
+    target = computed_by(node)
+    return TWINS.get(target) or ACTIVATIONS.get(target)
 
 
 def _twin_places(node: fx.Node) -> frozenset[int]:

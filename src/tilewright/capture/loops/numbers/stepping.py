@@ -3,11 +3,18 @@ the number made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import cast
+
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument, Target
 
 from tilewright.capture.loops.nodes import val_of
 from tilewright.capture.loops.unrolled import Numbers, Unlike
+
+from .places import computed_by, in_its_place, twin_of
 
 _WIDE = (torch.float64, torch.complex128)
 
@@ -40,3 +47,49 @@ def fill(graph: fx.Graph, made: fx.Node, number: fx.Node, node: fx.Node) -> fx.N
         raise Unlike("a truth value changes with the step")
     typed = graph.call_method("to", (number, like.dtype))
     return graph.call_function(torch.mul, (graph.call_function(torch.ones_like, (made,)), typed))
+
+
+Changing = Mapping[int, tuple[fx.Node, Numbers]]
+"""What stands for numbers that change, by the place of the argument that they are (see `arguments_of`)."""
+
+
+def copied(
+    graph: fx.Graph, node: fx.Node, operand: Callable[[int, fx.Node], fx.Node], changing: Changing
+) -> fx.Node:
+    """A node with other operands, by place, and with tensors in the place of numbers that change. Raises Unlike."""
+    places = count()
+    twin = twin_of(node, frozenset(changing))
+    fills = twin is None and not in_its_place(node)
+
+    def visit(a: object) -> object:
+        if isinstance(a, (list, tuple)):
+            items = [visit(x) for x in a]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            return tuple(items) if isinstance(a, tuple) else items
+        if isinstance(a, dict):
+            return {k: visit(x) for k, x in a.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(a, slice):
+            return slice(visit(a.start), visit(a.stop), visit(a.step))
+        at = next(places)
+        if isinstance(a, fx.Node):
+            return operand(at, a)
+        if at not in changing or fills:
+            return a
+        number, numbers = changing[at]
+        return number if twin else number_for(graph, number, numbers, node)
+
+    args = cast(tuple[Argument, ...], visit(node.args))
+    kwargs = cast(dict[str, Argument], visit(node.kwargs))
+    if not changing:
+        return graph.create_node(node.op, node.target, args, kwargs)
+    called = computed_by(node)
+    apart = called is not node.target and isinstance(node.args[0], fx.Node)  # a number is not written over
+    # The gradient may read what lies there, and it is written over.
+    operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
+    if twin is not None:
+        kind = cast(Tensor, val_of(node)).dtype
+        made = graph.call_function(twin.function, operands, {**kwargs, "kind": kind})
+    else:
+        op = node.op if called is node.target else "call_function"
+        made = graph.create_node(op, cast(Target, called), operands, kwargs)
+    made = fill(graph, made, next(iter(changing.values()))[0], node) if fills else made
+    return graph.call_method("copy_", (args[0], made)) if apart else made

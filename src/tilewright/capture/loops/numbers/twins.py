@@ -50,12 +50,24 @@ def rounded(x: Number, kind: torch.dtype, like: Tensor) -> Tensor:
     return x.to(kind) if isinstance(x, Tensor) else torch.full((), x, dtype=kind, device=like.device)
 
 
+def fused(x: Number, y: Number, z: Number, kind: torch.dtype) -> Tensor:
+    """`x * y + z` of operands as ops compute with them that make `kind`; of floats rounded once, as eager does."""
+    if kind.is_floating_point and isinstance(some := next(filter(_is_tensor, (z, y, x)), None), Tensor):
+        a, b, c = (rounded(t, computing(kind), some) for t in (x, y, z))
+        return torch.addcmul(c, a, b).to(kind)
+    return torch.as_tensor(z + x * y).to(kind)
+
+
+def _is_tensor(x: Number) -> bool:
+    return isinstance(x, Tensor)
+
+
 def _add(input: Number, other: Number, alpha: Number = 1, *, kind: torch.dtype) -> Tensor:
-    return torch.as_tensor(wide(input, kind) + wide(other, kind) * number(alpha, kind)).to(kind)
+    return fused(number(alpha, kind), wide(other, kind), wide(input, kind), kind)
 
 
 def _sub(input: Number, other: Number, alpha: Number = 1, *, kind: torch.dtype) -> Tensor:
-    return torch.as_tensor(wide(input, kind) - wide(other, kind) * number(alpha, kind)).to(kind)
+    return fused(-number(alpha, kind), wide(other, kind), wide(input, kind), kind)
 
 
 def _rsub(input: Number, other: Number, alpha: Number = 1, *, kind: torch.dtype) -> Tensor:
@@ -70,17 +82,14 @@ def _lerp(input: Tensor, end: Tensor, weight: Number, *, kind: torch.dtype) -> T
 def _addcmul(
     input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, kind: torch.dtype
 ) -> Tensor:
-    return torch.as_tensor(
-        wide(input, kind) + number(value, kind) * wide(tensor1, kind) * wide(tensor2, kind)
-    ).to(kind)
+    scaled = number(value, kind) * wide(tensor1, kind)
+    return fused(scaled, wide(tensor2, kind), wide(input, kind), kind)
 
 
 def _addcdiv(
     input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1, kind: torch.dtype
 ) -> Tensor:
-    return torch.as_tensor(
-        wide(input, kind) + number(value, kind) * wide(tensor1, kind) / wide(tensor2, kind)
-    ).to(kind)
+    return fused(number(value, kind), wide(tensor1, kind) / wide(tensor2, kind), wide(input, kind), kind)
 
 
 def _addmm(

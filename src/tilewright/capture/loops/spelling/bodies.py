@@ -8,15 +8,15 @@ from torch import fx
 
 
 def with_bodies_once(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with one name, read in front of everything, for all graphs among its attributes that compute the same;
-    itself if no two do. Dynamo captures the function of each call anew."""
+    """The graph with one name for all graphs among its attributes that compute the same, and with all of them read in
+    front of everything; itself if it has one at most. Dynamo captures the function of each call anew."""
     first: dict[object, fx.Node] = {}
     same: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         body = getattr(gm, node.target, None)
         if isinstance(body, fx.GraphModule):
             same[node] = first.setdefault(_text(body), node)
-    if len(first) == len(same):
+    if len(same) < 2:
         return gm
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     nodes = list(gm.graph.nodes)
