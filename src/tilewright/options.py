@@ -192,6 +192,9 @@ def _is_trim(value: object) -> TypeGuard[Trim]:
     return value in ("assume_finite", "exact")
 
 
+OptionsLike = Options | Mapping[str, OptionValue] | None
+"""What entry points take as options."""
+
 _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = {
     "strict": (_is_flag, "true or false"),
     "freeze": (_is_flag_or_none, "true, false or none"),

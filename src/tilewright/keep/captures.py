@@ -36,7 +36,7 @@ LOG = logging.getLogger("tilewright")
 _FILE = "capture.tw"
 _OUTSIDE = b"location"
 """What stands in a model file that has weights in other files."""
-_CAPTURING = ("ir", "capture", "artifact", "files.py", "keep")
+_CAPTURING = ("ir", "capture", "artifact", "ways/files.py", "keep")
 """What decides what is captured, and how it is written."""
 
 

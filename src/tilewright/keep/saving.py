@@ -14,12 +14,12 @@ from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import exported
 from tilewright.errors import InputError, UnsupportedError
-from tilewright.files import FileWay, program_way
 from tilewright.pipeline.compiler import Compiled
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.ways.files import FileWay, program_way
 
 from .captures import CapturedWay
 from .export import export, parameters_of

@@ -26,6 +26,9 @@ from tilewright.capture.onnx import (
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
+from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
+from tilewright.keep.captures import CapturedWay, FileBytes, KeptCaptures
+from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
@@ -37,10 +40,6 @@ from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
 from tilewright.runtime.plan.steps import CALLED
 from tilewright.tuning.input_limits import MODELS
-
-from .errors import InputError, ModelError, TilewrightError, UnsupportedError
-from .keep.captures import CapturedWay, FileBytes, KeptCaptures
-from .options import Options
 
 LOG = logging.getLogger("tilewright")
 
