@@ -60,6 +60,7 @@ def inspect_(request: CommandRequest) -> int:
         "tilewright compile model.onnx --shape x=1x3x640x640 --threads 2",
         "tilewright compile pkg.mod:make --dim x:0=batch[1..64] --json out.json",
         "tilewright compile model.onnx -o model.tw; tilewright run model.tw",
+        "tilewright compile model.onnx -o model.tw --target sm_80,sm_90,x86-64-v3",
     ),
 )
 @click.option(
@@ -69,12 +70,17 @@ def inspect_(request: CommandRequest) -> int:
     "--weights", type=click.Choice(["inside", "beside"]), default="inside", show_default=True,
     help="Where -o keeps weights: in the file, or beside it as safetensors.",
 )  # fmt: skip
+@click.option(
+    "--target", metavar="NAME,NAME",
+    help="With -o: machines to make code for, which need not be here. [default: this one]",
+)  # fmt: skip
 @verb
-def compile_(request: CommandRequest, output: str | None, weights: str) -> int:
+def compile_(request: CommandRequest, output: str | None, weights: str, target: str | None) -> int:
     """Compile MODEL and show its coverage and the time of each phase, to the end of a first run."""
     from . import work
 
-    return work.compile_model(request, output, weights)
+    targets = tuple(filter(None, (target or "").replace(" ", "").split(",")))
+    return work.compile_model(request, output, weights, targets)
 
 
 @cli.command(

@@ -20,6 +20,7 @@ from tilewright.plan.portable import to_json
 from tilewright.report.records import CallRecord, Compiled, KernelRecord, WorkRecord, result_of
 from tilewright.report.texts import size
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.target import preset
 
 from .model import ARTIFACT, Model, load, moved, parse_pairs, placed
 from .request import CommandRequest, ExitCode, Precision
@@ -193,11 +194,17 @@ def microseconds(record: WorkRecord) -> float | None:
 # The verbs.
 
 
-def compile_model(request: CommandRequest, output: str | None, weights: str) -> int:
+def compile_model(
+    request: CommandRequest, output: str | None, weights: str, targets: Sequence[str] = ()
+) -> int:
     """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too. The file `output`
-    keeps what was compiled."""
+    keeps what was compiled, with code for `targets`."""
     if output is not None:
         check_output(Path(output))
+    elif targets:
+        raise InputError("--target says what a file has code for", phase="cli", hint="name it: -o FILE.tw")
+    if targets:
+        known_targets(targets)
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
         compiled, _ = compiled_and_run(request, model, chosen.inputs)
@@ -212,13 +219,21 @@ def compile_model(request: CommandRequest, output: str | None, weights: str) -> 
     clock.until_now("show")
     if output is not None:
         with request.progress(f"writing {output}"):
-            importlib.import_module("tilewright.keep.saving").save(compiled, output, weights=weights)
+            importlib.import_module("tilewright.keep.saving").save(
+                compiled, output, weights=weights, targets=targets
+            )
         bytes_written = Path(output).stat().st_size
         screen.line(f"kept in {output} ({size(bytes_written)})")
         screen.facts |= {"output": output, "output_bytes": bytes_written}
         clock.until_now("save")
     show_phases(request, clock.phases, clock.seconds)
     return ExitCode.OK
+
+
+def known_targets(names: Sequence[str]) -> None:
+    """Raise InputError for a name that is no machine's, before anything is compiled."""
+    for name in names:
+        preset(name)
 
 
 def check_output(path: Path) -> None:

@@ -130,13 +130,13 @@ class Backend(LoopBackend, Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelBuilder:
     """Builds the kernels of covers for the machine and the sizes of `solver`. `ordinal` is the number of the device
-    among its kind."""
+    among its kind, None where it need not be here."""
 
     run: PhaseRunner
     backend: Backend
     solver: Solver
     decisions: Decisions
-    ordinal: int = 0
+    ordinal: int | None = 0
     given: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
     """Schedules of kernels that the solver is not asked for."""
 
