@@ -29,9 +29,11 @@ from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
 
 from .errors import InputError, UnknownKeyword, UnsupportedError, near_match
-from .keep.captures import FileBytes
+from .keep.captures import OUTSIDE, FileBytes
 from .options import Options, OptionsLike
 from .ways.files import FileWay, program_way
+from .ways.programs import SUFFIX as PROGRAM
+from .ways.programs import KeptProgram, ProgramFileWay, load_program
 
 if TYPE_CHECKING:
     from .ways.traced import backend
@@ -107,7 +109,7 @@ def compile(
     mode: str | None = None,
     options: OptionsLike = None,
 ) -> CompiledModel:
-    """Compile a module, a function, an exported program, or the path of an ONNX file.
+    """Compile a module, a function, an exported program, or the path of an ONNX file or of a saved exported program.
 
     `example_inputs` (a tuple, or a mapping by name) compiles now, else the first call does. `dims` names dynamic dims
     by input and position, `{"x": {0: "batch", 1: ("length", 2, 512)}}`, with the range it may have; one graph then
@@ -162,10 +164,13 @@ def _way(
 ) -> TargetWay:
     if isinstance(target, (str, os.PathLike)):
         path = os.fspath(target)
+        if path.endswith(PROGRAM):
+            return _program_file(path, options, device)
         if not path.endswith(".onnx"):
-            raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
+            hint = "give the path of an ONNX model, or of an exported program (.pt2)"
+            raise InputError(f"{path} is no .onnx or {PROGRAM} file", phase="input", hint=hint)
         with reading():
-            file = FileBytes.of(path) if options.cache else None
+            file = FileBytes.of(path, OUTSIDE) if options.cache else None
             module = _moved(load(path), device)
         return FileWay(module, options, naming, device, path, file)
     if device is not None:
@@ -185,6 +190,26 @@ def _way(
         f"cannot compile a {type(target).__name__}", phase="input",
         hint="give a module, a function, an exported program, or the path of a model file",
     )  # fmt: skip
+
+
+def _program_file(path: str, options: Options, device: torch.device | None) -> TargetWay:
+    """A file of an exported program: traced once, by whoever compiles it first."""
+    if device is not None and device.type != "cpu":
+        raise InputError(
+            "a file of an exported program names its device itself", phase="input", place=path,
+            hint="export it on that device",
+        )  # fmt: skip
+    file = FileBytes.of(path, b"") if options.cache else None
+    kept = None if file is None else KeptProgram(file, options)
+    known = None if kept is None else kept.get()
+    if known is not None:
+        return ProgramFileWay(known, path)
+    with reading():
+        program = load_program(path)
+    made = program_way(exported(program), options)
+    if kept is not None:
+        kept.put(made)
+    return ProgramFileWay(made, path)
 
 
 def _check_target(target: object) -> None:

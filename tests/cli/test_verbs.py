@@ -232,3 +232,14 @@ def test_bench_writes_pages_with_throughput_over_sizes(here: Path) -> None:
     assert list(facts["over"]["rates"]["tilewright"]) == ["2", "4"]  # type: ignore[index]
     assert "Throughput over rows" in (here / "bench.html").read_text()
     assert "| rows | tilewright |" in (here / "bench.md").read_text()
+
+
+def test_a_saved_program_is_a_model(here: Path) -> None:
+    """`inspect` compiles nothing of it, though it is compiled before it is called."""
+    program = torch.export.export(torch.nn.Linear(8, 4), (torch.ones(2, 8),))
+    torch.export.save(program, here / "m.pt2")
+    assert "would generate" in invoke("inspect", "m.pt2").output
+    assert "2x4" in invoke("run", "m.pt2").output
+    (here / "bad.pt2").write_bytes(b"PK")
+    failed = invoke("run", "bad.pt2")
+    assert failed.exit_code == 1 and "torch cannot load this program" in failed.output

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from tilewright.artifact import load as artifact
 from tilewright.artifact.way import LoadedWay
 from tilewright.capture import onnx
 from tilewright.errors import InputError
+from tilewright.ways.programs import SUFFIX as PROGRAM
+from tilewright.ways.programs import load_program
 
 from .request import Precision
 
@@ -42,7 +45,8 @@ class Model:
     @property
     def runnable(self) -> nn.Module | Path:
         """What goes to other compilers."""
-        return self.target if isinstance(self.target, Path) else self.eager
+        is_exchanged = isinstance(self.target, Path) and self.target.suffix == SUFFIX
+        return self.target if is_exchanged and isinstance(self.target, Path) else self.eager
 
 
 class _Function(nn.Module):
@@ -57,8 +61,8 @@ class _Function(nn.Module):
 
 
 def load(text: str, *, trust: bool = False) -> Model:
-    """Resolve MODEL: a path that ends in `.onnx` or `.tw`, or `package.module:function`. `trust`: run the machine code
-    of an artifact whoever made it.
+    """Resolve MODEL: a path that ends in `.onnx`, `.pt2` or `.tw`, or `package.module:function`.
+    `trust`: run the machine code of an artifact whoever made it.
 
     Raises InputError for what cannot be found or returns the wrong thing, ModelError for a broken file.
     """
@@ -73,11 +77,30 @@ def load(text: str, *, trust: bool = False) -> Model:
         module = onnx.load(path).eval()
         names = tuple(spec.name for spec in module.input_specs)
         return Model(path.name, path, module, names, None, module.input_specs)
+    if text.endswith(PROGRAM):
+        return _from_program(Path(text))
     module_name, colon, attribute = text.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        hint = f"give a path that ends in {SUFFIX} or {ARTIFACT}, or package.module:function"
+        hint = f"give a path that ends in {SUFFIX}, {PROGRAM} or {ARTIFACT}, or package.module:function"
         raise InputError(f"{text!r} names no model", phase="cli", hint=hint)
     return _from_python(text, module_name, attribute)
+
+
+def _from_program(path: Path) -> Model:
+    """A saved exported program, with the inputs that it was exported with."""
+    program = load_program(str(path))
+    given, named = program.example_inputs or ((), {})
+    inputs = tuple(x for x in (*given, *named.values()) if isinstance(x, Tensor))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch uses a class of its own that it deprecates
+        module = program.module()
+    names = tuple(n.name for n in module.graph.find_nodes(op="placeholder"))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+    if named or len(inputs) != len(given) or len(inputs) != len(names):
+        raise InputError(
+            "a program whose inputs are no plain tensors by position", phase="cli", place=str(path),
+            hint="write a function that returns (program.module(), example_inputs), and name it: module:function",
+        )  # fmt: skip
+    return Model(path.name, path, module, names, inputs)
 
 
 def _from_artifact(path: Path, *, trust: bool) -> Model:
