@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
+from tilewright import progress
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import BuildError, KernelRefused
 from tilewright.ir.expr import Expr
@@ -153,8 +154,13 @@ class KernelBuilder:
 
     def solved(self, steps: Sequence[PlacedKernel]) -> list[Scheduled]:
         """Schedules and programs of kernels."""
+        found: list[Scheduled] = []
         with no_python_dispatcher():
-            return [self.solver.solve(kernel, layouts, self.given.get(kernel)) for kernel, layouts in steps]
+            for number, (kernel, layouts) in enumerate(steps):
+                if self.run is not in_silence:
+                    progress.count("schedule", number, len(steps))
+                found.append(self.solver.solve(kernel, layouts, self.given.get(kernel)))
+        return found
 
 
 def kernels_behind(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import pickle
 import warnings
-import zipfile
 from collections.abc import Sequence
 
 import torch
@@ -23,11 +22,6 @@ from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.reports import Reports, ReportsOfParts
 
 SUFFIX = ".pt2"
-_REFUSED = (
-    RuntimeError, ValueError, TypeError, LookupError, OSError, AttributeError, AssertionError, EOFError,
-    pickle.UnpicklingError, zipfile.BadZipFile,
-)  # fmt: skip
-"""What torch raises of a file that is not as it wrote it."""
 
 
 def load_program(path: str) -> torch.export.ExportedProgram:
@@ -35,16 +29,25 @@ def load_program(path: str) -> torch.export.ExportedProgram:
     that torch cannot load."""
     if not os.path.isfile(path):
         raise InputError("no such file", phase="input", place=path, hint="`torch.export.save` writes one")
+    said_twice = logging.getLogger("torch.export")
+    said_twice.addFilter(_nothing)  # what it logs with a stack before it raises
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.load(path)
-    except _REFUSED as error:
+    except Exception as error:  # noqa: BLE001 - whatever torch's loader raises of a file that is none
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(
             f"torch cannot load this program: {said}", phase="input", place=path,
             hint="write it again with torch.export.save and this version of torch",
         ) from error  # fmt: skip
+    finally:
+        said_twice.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    del record
+    return False
 
 
 class ProgramFileWay(ReportsOfParts):
