@@ -19,6 +19,8 @@ class TextLimits:
     """Characters of each other part of an error that are shown."""
     max_explained_steps: int = 10
     """Kernels and calls that `explain` shows unless all are asked for."""
+    max_shown_graphs: int = 10
+    """Graphs of a model that a notebook shows."""
     max_named_ops: int = 4
     """Ops that are named beside a reason."""
     least_expected_seconds: float = 1.0

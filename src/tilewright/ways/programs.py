@@ -35,7 +35,7 @@ def load_program(path: str) -> torch.export.ExportedProgram:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.load(path)
-    except Exception as error:  # noqa: BLE001 - whatever torch's loader raises of a file that is none
+    except Exception as error:  # whatever torch's loader raises of a file that is none
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(
             f"torch cannot load this program: {said}", phase="input", place=path,
