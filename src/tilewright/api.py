@@ -26,6 +26,7 @@ from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.model import CompiledModel, TargetWay
 from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cuda import executable
+from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.stats import STATS, Stats
 
 from .errors import InputError, UnknownKeyword, UnsupportedError, near_match
@@ -206,7 +207,9 @@ def _program_file(path: str, options: Options, device: torch.device | None) -> T
         return ProgramFileWay(known, path)
     with reading():
         program = load_program(path)
-    made = program_way(exported(program), options)
+    with built_ahead(program.state_dict.values(), options):
+        captured = exported(program)
+    made = program_way(captured, options)
     if kept is not None:
         kept.put(made)
     return ProgramFileWay(made, path)

@@ -38,6 +38,7 @@ from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.fallback import EagerRegion
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
+from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.plan.steps import CALLED
 from tilewright.tuning.input_limits import MODELS
 
@@ -140,7 +141,10 @@ class FileGraphs:
                     groups.setdefault(dim, []).append((i, place))
             same = [g for g in groups.values() if len(g) > 1] if equal else []
             try:
-                program = trace(self._module, examples, [list(e) for e in dims], same, oblivious=oblivious)
+                with built_ahead((*self._module.buffers(), *self._module.parameters()), self._options):
+                    program = trace(
+                        self._module, examples, [list(e) for e in dims], same, oblivious=oblivious
+                    )
             except (UnsupportedError, ModelError) as error:
                 refused = refused or error
                 continue
