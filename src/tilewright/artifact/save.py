@@ -44,6 +44,7 @@ def save(
     """Write an artifact with code for the machines of these `names`; none: for the one that the model was compiled for.
     With `beside`, weights go to a safetensors file of the same name. Raises UnsupportedError for what cannot be kept,
     and names it, and InputError where the file cannot be written."""
+    container.check_place(path)
     made = [_checked(g.compiled) for g in graphs]
     options, own = made[0][1].options, own_target(made[0][0].plan)
     parts = Parts()

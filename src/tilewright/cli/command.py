@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from .arguments import Verb, plain_verb, verb
-from .request import CommandRequest
+from .request import CommandRequest, ExitCode
 from .show import Screen
 
 
@@ -23,6 +23,21 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """As of any group; wrong use is told in one line, with a hint, as every other error is."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            sys.exit(super().main(*args, standalone_mode=False, **extra))
+        except click.ClickException as error:
+            verb_of = getattr(error, "ctx", None)
+            path = "tilewright" if verb_of is None else verb_of.command_path.replace("cli", "tilewright", 1)
+            text = " ".join(error.format_message().split()).rstrip(".")
+            click.secho(f"error: {text}. Hint: `{path} --help`", fg="red", err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

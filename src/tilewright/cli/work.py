@@ -243,7 +243,8 @@ def check_output(path: Path) -> None:
             f"{path} is no name of an artifact", phase="cli", op="-o", hint=f"end it in {ARTIFACT}"
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputError("the file cannot be written", phase="cli", op="-o", place=str(path))
+        hint = "name a file in a folder that exists and that you may write to"
+        raise InputError("the file cannot be written", phase="cli", op="-o", place=str(path), hint=hint)
 
 
 def run_model(request: CommandRequest, save: str | None) -> int:
@@ -286,4 +287,7 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
         for i, tensor in enumerate(outputs):
             np.save(folder / f"{i}.npy", tensor.detach().cpu().numpy(), allow_pickle=False)
     except (OSError, TypeError) as error:
-        raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
+        hint = "name a folder that exists, or that can be made"
+        raise InputError(
+            f"cannot write outputs: {error}", phase="cli", place=str(folder), hint=hint
+        ) from error

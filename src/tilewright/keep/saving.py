@@ -41,6 +41,12 @@ def save(
     it."""
     if weights not in ("inside", "beside"):
         raise InputError(f"weights cannot be {weights!r}", phase="save", hint="'inside' or 'beside'")
+    if not isinstance(model, CompiledModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"a {type(model).__name__} is not compiled",
+            phase="save",
+            hint="save what tilewright.compile returns",
+        )
     way = model.way
     names = [targets] if isinstance(targets, str) else targets
     write(Path(path), way.title, _graphs(way), beside=weights == "beside", names=names)
