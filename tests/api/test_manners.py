@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.errors import InputError, RecompileWarning, UnknownKeyword, warn
+from tilewright.errors import InputError, RecompileWarning, UnknownKeyword, UnsupportedError, warn
 from tilewright.report.notebook import table
 
 NUMBERS = itertools.count()
@@ -179,3 +179,26 @@ def test_warnings_name_no_line_of_ours(tmp_path: Path) -> None:
     assert done.stderr == "<tilewright>:1: RuntimeWarning: beware\n"
     with pytest.warns(RuntimeWarning, match="again"):
         warn("again")
+
+
+class Refuses(nn.Module):
+    """Raises an exception of its own for some inputs, after it has counted the call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 2:
+            type(self).calls += 1
+            raise KeyError("two rows")
+        return x * 2
+
+
+def test_the_programs_own_exceptions_are_raised_as_they_are() -> None:
+    fast = tilewright.compile(Refuses())
+    with pytest.raises(KeyError, match="two rows") as seen:
+        fast(torch.ones(2, 3))
+    assert seen.value.__cause__ is None and seen.value.__context__ is None and Refuses.calls == 1
+    assert seen.traceback[-1].path.name == "test_manners.py"
+    with pytest.raises(UnsupportedError, match="it raises KeyError"):
+        tilewright.compile(Refuses(), (torch.ones(2, 3),))
+    assert torch.equal(torch.as_tensor(fast(torch.ones(3, 3))), torch.full((3, 3), 2.0))
