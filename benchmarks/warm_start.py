@@ -1,8 +1,8 @@
 """`python -m benchmarks.warm_start`: from a started process to the first result, with everything compiled before.
 
 Each figure is the median over fresh processes of the seconds from the end of `import torch` to the first result: the
-imports of the contestant, loading, the first call. For the ONNX file, torch's own parts that our imports need (its sizes
-as symbols, with sympy) are imported before the clock starts; `with_parts_of_torch` has them on the clock too.
+imports of the contestant, loading, the first call. For the ONNX file, torch's parts that our imports need (its sizes as
+symbols, with sympy) are imported before the clock starts; `with_parts_of_torch` has them on the clock too.
 `cpu_seconds` are those of all threads of the process in that time, which other processes do not lengthen by much.
 """
 

@@ -138,7 +138,7 @@ def _from_python(text: str, module_name: str, attribute: str) -> Model:
         raise _theirs(f"module {module_name} cannot be imported", error, text) from error
     function = getattr(module_of, attribute, None)
     if not callable(function):
-        what = "is no function" if hasattr(module_of, attribute) else "is not there"
+        what = "is not there" if function is None else "is no function"
         hint = "name a function of that module"
         raise InputError(
             f"{attribute!r} of module {module_name!r} {what}", phase="cli", place=text, hint=hint
