@@ -1,8 +1,8 @@
 """`python -m benchmarks.warm_start`: from a started process to the first result, with everything compiled before.
 
 Each figure is the median over fresh processes of the seconds from the end of `import torch` to the first result: the
-imports of the contestant, loading, the first call. For the ONNX file, torch's own parts that its capture needs
-(`torch._dynamo`, `torch.export`) are imported before the clock starts; `with_parts_of_torch` has them on the clock too.
+imports of the contestant, loading, the first call. For the ONNX file, torch's parts that our imports need (its sizes as
+symbols, with sympy) are imported before the clock starts; `with_parts_of_torch` has them on the clock too.
 `cpu_seconds` are those of all threads of the process in that time, which other processes do not lengthen by much.
 """
 
@@ -41,8 +41,7 @@ sums = [float(torch.as_tensor(x).double().sum()) for x in made]
 print(json.dumps({"seconds": done - start, "cpu_seconds": worked, "parts": parts, "sums": sums}))
 """
 _PARTS = """
-import torch._dynamo, torch.export, torch._functorch.aot_autograd, torch.fx.experimental.symbolic_shapes
-import torch._inductor
+import torch._functorch._aot_autograd.schemas, torch.fx.experimental.symbolic_shapes
 """
 CONTESTANTS: Mapping[str, tuple[str, str, str]] = {
     "artifact": (

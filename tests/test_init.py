@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 import tomllib
 import types
@@ -40,3 +41,15 @@ def test_every_pin_lies_in_the_stated_range() -> None:
     for text in stated:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins[wanted.name.lower()]), text
+
+
+def test_files_are_compiled_and_loaded_without_dynamo() -> None:
+    """It takes a second to import, and Inductor comes with it."""
+    code = (
+        "import sys, tilewright as t; t.compile, t.load, t.stats, t.compilations, t.CompiledModel;"
+        "print(*(m for m in ('torch._dynamo', 'torch._inductor', 'torch.distributed.tensor', 'triton') "
+        "if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+    assert tilewright.backend is importlib.import_module("tilewright.api").backend

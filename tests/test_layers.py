@@ -42,7 +42,7 @@ FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
 FRONTEND_ALLOWED: Mapping[str, str] = {
     "__init__": "says in one line what can be compiled",
     "api": "the suffix of a model file chooses the importer",
-    "files": "what the importer read",
+    "ways.files": "what the importer read",
     "cli.command": "the help says which files it takes, and names a peer",
     "cli.model": "the suffix of a model file chooses the importer",
     "measure": "a peer's model format",

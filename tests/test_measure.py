@@ -245,3 +245,17 @@ def test_a_runtime_timed_against_itself_comes_out_equal() -> None:
     ready = {name: item for name, item in prepared.items() if isinstance(item, PreparedContestant)}
     timings = measure.compare(ready, workload, 2, seconds=8.0)
     assert measure.ratio(timings["one"], timings["other"]) == pytest.approx(1.0, abs=0.03)
+
+
+def test_an_interrupted_timing_keeps_its_rounds() -> None:
+    calls = [0]
+
+    def stops() -> None:
+        calls[0] += 1
+        if calls[0] > 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(measure.Interrupted) as stopped:
+        measure.measure({"a": lambda: time.sleep(0.02), "b": lambda: (time.sleep(0.02), stops())[1]}, pause=0)  # type: ignore[func-returns-value]
+    counts = [len(t.samples) for t in stopped.value.timings.values()]
+    assert len(counts) == 2 and counts[0] == counts[1] > 0

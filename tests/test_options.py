@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,16 @@ def test_digest_follows_what_changes_code() -> None:
         {"freeze": False},
     ):
         assert base.replace(**change).digest() != base.digest()
+
+
+def test_a_variable_that_looks_like_an_option_is_told_once() -> None:
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            Options.make(environ={"TILEWRIGHT_STRICKT": "1", "OTHER": "1"})
+        told = [str(w.message) for w in seen]
+        assert told in (
+            ["TILEWRIGHT_STRICKT in the environment is no option; did you mean TILEWRIGHT_STRICT?"],
+            [],
+        )
+    assert not told

@@ -25,7 +25,6 @@ from benchmarks.fuzz.judge import REFUSED, Failure, Setting
 from benchmarks.fuzz.outcome import ran
 from benchmarks.fuzz.program import Program, function
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.api import Session
 from tilewright.capture.environment import traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
@@ -50,6 +49,7 @@ from tilewright.schedule.cpu.scheduler import VectorScheduler
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import Tuning
 from tilewright.target import PRESETS, Target
+from tilewright.ways.traced import Session
 
 MACHINES = tuple(PRESETS)
 LARGEST = 1 << 14

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tilewright.artifact.load import load
     from tilewright.runtime.call.model import CompiledModel
 
-    from .api import backend, compilations, compile, reset, stats, synchronize
+    from .api import compilations, compile, reset, stats, synchronize
     from .keep.saving import save
+    from .ways.traced import backend
 
 __all__ = [
     "CompiledModel",
@@ -36,7 +37,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "CompiledModel": "tilewright.runtime.call.model",
-    "backend": "tilewright.api",
+    "backend": "tilewright.ways.traced",
     "compilations": "tilewright.api",
     "compile": "tilewright.api",
     "load": "tilewright.artifact.load",

@@ -6,137 +6,54 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from tilewright.capture.aliasing.overlapping import OverlappingWrite
-from tilewright.capture.autograd.joint import Builders, GraphRecorder, Runner, through_autograd
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
 from tilewright.capture.torch_declarations import correct_declarations
-from tilewright.pipeline.compiler import (
-    COMPILATIONS,
-    Compilation,
-    Compiled,
-    as_captured,
-    as_program,
-    compile_fx,
-)
-from tilewright.pipeline.trace import Trace
-from tilewright.plan.coverage import Coverage, total
+from tilewright.pipeline.compiler import COMPILATIONS, Compilation
 from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
-from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.model import CompiledModel, TargetWay
 from tilewright.runtime.call.module import CompiledModule
-from tilewright.runtime.call.recompiles import warn_at_recompile_limit
-from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.cuda import executable
+from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.stats import STATS, Stats
 
-from .errors import InputError, UnknownKeyword, UnsupportedError, near_match, warn
-from .files import FileWay, program_way
-from .keep.captures import FileBytes
-from .options import Options, OptionValue
+from .errors import InputError, UnknownKeyword, UnsupportedError, near_match
+from .keep.captures import OUTSIDE, FileBytes
+from .options import Options, OptionsLike
+from .ways.files import FileWay, program_way
+from .ways.programs import SUFFIX as PROGRAM
+from .ways.programs import KeptProgram, ProgramFileWay, load_program
+
+if TYPE_CHECKING:
+    from .ways.traced import backend
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
 
-# --- torch.compile ---------------------------------------------------------------
-
-
-def backend(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[object],
-    *,
-    options: OptionsLike = None,
-    mode: str | None = None,
-) -> Callable[..., object]:
-    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`; `mode` as torch's own compiler
-    means it: "reduce-overhead" asks for CUDA graphs, "max-autotune" for them and for two minutes of timing kernels,
-    "max-autotune-no-cudagraphs" for the latter alone.
-
-    Weights stay inputs unless `options={"freeze": True}`, and then only where no gradient is asked for."""
-    wanted = Options.make(options, mode=mode)
-    with asking(runs=False):
-        return Session(wanted).backend(gm, example_inputs)
-
-
-warn_at_recompile_limit(backend)
+__all__ = ["backend", "compilations", "compile", "reset", "stats", "synchronize"]
 correct_declarations()
 
 
-@dataclass(eq=False)
-class Session(ReportsOfParts):
-    """What one compiled model has compiled so far."""
-
-    options: Options
-    compiled: list[Compiled] = field(default_factory=list)
-    recorder: GraphRecorder | None = None
-
-    def fresh(self) -> Session:
-        """Another one of the same options."""
-        return Session(self.options)
-
-    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        """Compile what Dynamo captured. What writes into tensors that overlap with themselves runs as it is."""
-        builders = Builders(self._build, None if self.options.strict else self._plain, self._eager)
-        try:
-            return through_autograd(
-                gm, example_inputs, builders, freeze=bool(self.options.freeze), recorder=self.recorder
-            )
-        except OverlappingWrite as refused:
-            if self.options.strict:
-                raise
-            return self._as_it_is(gm, refused.message)
-
-    def _as_it_is(self, gm: fx.GraphModule, reason: str) -> Callable[..., object]:
-        done, run = as_program(gm, reason)
-        self.compiled.append(done)
-        return run
-
-    def _eager(self, gm: fx.GraphModule, reason: str) -> Callable[..., object]:
-        """What runs calls that nothing was compiled for. Raises InputError under `strict`."""
-        hint = "compile another function for such calls, or give inputs that are written as a `clone()`"
-        if self.options.strict:
-            raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
-        warn(f"a program was called with {reason}: such calls run in eager mode ({hint})", RuntimeWarning)
-        return self._as_it_is(gm, reason)
-
-    def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
-        done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)
-        self.compiled.append(done)
-        return done.executable  # pyright: ignore[reportReturnType]  (arguments and results of a graph are what it says)
-
-    def _plain(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
-        done = as_captured(gm, self.options, "on the CPU", frozen=frozen, kind=kind)
-        self.compiled.append(done)
-        return done.executable  # pyright: ignore[reportReturnType]  (as above)
-
-    @property
-    def coverage(self) -> Coverage | None:
-        """Of all graphs together."""
-        return total([c.coverage for c in self.compiled])
-
-    def reporting(self) -> Sequence[Compiled]:
-        """All graphs, in the order in which they were compiled."""
-        return self.compiled
-
-    @property
-    def trace(self) -> Trace:
-        """Of the graph compiled last."""
-        return self.compiled[-1].trace if self.compiled else Trace()
+def __getattr__(name: str) -> object:
+    """The backend of `torch.compile`, which torch's entry point names here: it brings all of Dynamo, a second of
+    imports that model files do without."""
+    if name == "backend":
+        return importlib.import_module("tilewright.ways.traced").backend
+    raise AttributeError(f"module 'tilewright.api' has no attribute {name!r}")
 
 
 def stats() -> Stats:
@@ -193,7 +110,7 @@ def compile(
     mode: str | None = None,
     options: OptionsLike = None,
 ) -> CompiledModel:
-    """Compile a module, a function, an exported program, or the path of an ONNX file.
+    """Compile a module, a function, an exported program, or the path of an ONNX file or of a saved exported program.
 
     `example_inputs` (a tuple, or a mapping by name) compiles now, else the first call does. `dims` names dynamic dims
     by input and position, `{"x": {0: "batch", 1: ("length", 2, 512)}}`, with the range it may have; one graph then
@@ -248,10 +165,13 @@ def _way(
 ) -> TargetWay:
     if isinstance(target, (str, os.PathLike)):
         path = os.fspath(target)
+        if path.endswith(PROGRAM):
+            return _program_file(path, options, device)
         if not path.endswith(".onnx"):
-            raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
+            hint = "give the path of an ONNX model, or of an exported program (.pt2)"
+            raise InputError(f"{path} is no .onnx or {PROGRAM} file", phase="input", hint=hint)
         with reading():
-            file = FileBytes.of(path) if options.cache else None
+            file = FileBytes.of(path, OUTSIDE) if options.cache else None
             module = _moved(load(path), device)
         return FileWay(module, options, naming, device, path, file)
     if device is not None:
@@ -264,11 +184,35 @@ def _way(
     if isinstance(target, torch.export.ExportedProgram):
         return program_way(exported(target), options)
     if callable(target):
+        from .ways.traced import Session, TracedWay  # as above
+
         return TracedWay(target, Session(options), naming, oblivious=oblivious)
     raise InputError(
         f"cannot compile a {type(target).__name__}", phase="input",
         hint="give a module, a function, an exported program, or the path of a model file",
     )  # fmt: skip
+
+
+def _program_file(path: str, options: Options, device: torch.device | None) -> TargetWay:
+    """A file of an exported program: traced once, by whoever compiles it first."""
+    if device is not None and device.type != "cpu":
+        raise InputError(
+            "a file of an exported program names its device itself", phase="input", place=path,
+            hint="export it on that device",
+        )  # fmt: skip
+    file = FileBytes.of(path, b"") if options.cache else None
+    kept = None if file is None else KeptProgram(file, options)
+    known = None if kept is None else kept.get()
+    if known is not None:
+        return ProgramFileWay(known, path)
+    with reading():
+        program = load_program(path)
+    with built_ahead(program.state_dict.values(), options):
+        captured = exported(program)
+    made = program_way(captured, options)
+    if kept is not None:
+        kept.put(made)
+    return ProgramFileWay(made, path)
 
 
 def _check_target(target: object) -> None:

@@ -182,6 +182,14 @@ def settings(threads: int) -> Generator[None]:
         torch.set_num_threads(before)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Somebody has interrupted the timing; `timings` are those that were taken until then, of equally many rounds."""
+
+    def __init__(self, timings: Mapping[str, Timing]) -> None:
+        super().__init__()
+        self.timings = timings
+
+
 def measure(
     contestants: Mapping[str, Run],
     *,
@@ -195,6 +203,7 @@ def measure(
     Rounds go on until about `seconds` per contestant are spent, at least `rounds[0]`, at most `rounds[1]`.
     A sample is one call, or the mean of a block of calls if one is shorter than `MEASUREMENT.min_sample_seconds`.
     `report(done, most)` is called after each round. Calls run with the caller's settings: wrap in `settings(threads)`.
+    Raises Interrupted with what is known where somebody interrupts it.
     """
     names = list(contestants)
     calls = {name: _calls_per_sample(contestants[name]) for name in names}
@@ -211,6 +220,12 @@ def measure(
             for name in names[shift:] + names[:shift]:
                 samples[name].append(_sample(contestants[name], calls[name], pause))
             report(done + 1, most)
+    except KeyboardInterrupt as stopped:
+        begun = [values for values in samples.values() if values]
+        least = min(map(len, begun), default=0)
+        raise Interrupted(
+            {name: Timing(tuple(values[:least])) for name, values in samples.items() if values}
+        ) from stopped
     finally:
         if collecting:
             gc.enable()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, TypeGuard
 
-from .errors import InputError, near_match
+from .errors import InputError, near_match, warn
 from .tuning.search_limits import PRODUCTS
 
 PREFIX = "TILEWRIGHT_"
@@ -141,6 +142,9 @@ class Options:
             text = environ.get(PREFIX + name.upper(), "").strip()
             if text:
                 values[name] = _checked(name, _parse(name, text), place=PREFIX + name.upper())
+        for name in environ:
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in _CHECKS:
+                _warn_unknown(name)
         return values
 
     def digest(self) -> str:
@@ -163,6 +167,15 @@ class Options:
         """A copy with some options changed; the same checks as `make`, but no look at the environment."""
         checked = {name: _checked(name, value, place="options") for name, value in changes.items()}
         return dataclasses.replace(self, **checked)  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def _warn_unknown(variable: str) -> None:
+    """Say once that a variable which looks like an option is none."""
+    known = [PREFIX + name.upper() for name in _CHECKS]
+    close = difflib.get_close_matches(variable, known, 1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    warn(f"{variable} in the environment is no option{meant}")
 
 
 def _options_of_mode(mode: str | None) -> Mapping[str, OptionValue]:
@@ -207,6 +220,9 @@ def _is_verify(value: object) -> TypeGuard[bool | Literal["results"]]:
 def _is_trim(value: object) -> TypeGuard[Trim]:
     return value in ("assume_finite", "exact")
 
+
+OptionsLike = Options | Mapping[str, OptionValue] | None
+"""What entry points take as options."""
 
 _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = {
     "strict": (_is_flag, "true or false"),

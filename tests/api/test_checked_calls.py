@@ -12,8 +12,8 @@ import torch
 from onnx import TensorProto, helper
 
 import tilewright
-from tilewright import files
 from tilewright.errors import InputError, ModelError
+from tilewright.ways import files
 
 
 def _saved(folder: Path, node: onnx.NodeProto, sizes: Sequence[Sequence[int | str]]) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.errors import InputError, RecompileWarning, UnknownKeyword, warn
+from tilewright.errors import InputError, RecompileWarning, UnknownKeyword, UnsupportedError, warn
+from tilewright.report.notebook import table
 
 NUMBERS = itertools.count()
 
@@ -32,6 +35,67 @@ def test_it_prints_as_one_line_and_compiles_nothing_for_that() -> None:
     assert repr(fast) == "<CompiledModel of ReLU: not compiled yet>"
     fast.prepare((torch.ones(3),), {})
     assert repr(fast) == "<CompiledModel of ReLU: generated 1 of 1 ops in 1 kernel>"
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def html(model: object) -> Tags:
+    """What a notebook shows of a model."""
+    return Tags(model._repr_html_())  # type: ignore[attr-defined]
+
+
+def test_a_notebook_shows_a_table_and_compiles_nothing() -> None:
+    fast = tilewright.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).requires_grad_(False))
+    assert html(fast).text == "Sequential : not compiled yet "
+    fast.prepare((torch.ones(3, 4),), {})
+    seen = html(fast)
+    assert "inference" in seen.text and "aten.relu" in seen.text and " B" in seen.text
+    assert [tag for tag, _ in seen.tags].count("tr") == 2
+    for kind in (
+        tilewright.compile(doubled()),
+        tilewright.compile(doubled(), (torch.ones(3), torch.ones(3))),
+    ):
+        assert "doubled" in html(kind).text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "a\u202eb\x1b[31m\0",
+        "&lt;b&gt;",
+        "x" * 5000,
+    ],
+)
+def test_hostile_names_are_text_in_a_notebook(name: str, tmp_path: Path) -> None:
+    hostile = type(name.replace("\0", "") or "x", (nn.ReLU,), {})()
+    fast = tilewright.compile(hostile, (torch.ones(3),))
+    seen = html(fast)
+    assert {tag for tag, _ in seen.tags} <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+    assert not any(attrs for _, attrs in seen.tags) and len(seen.text) < 2000
+    assert "\x1b" not in seen.text and "\u202e" not in seen.text
+    assert name[:10].replace("\0", "").isprintable() <= (name[:10] in seen.text)
+    graph = types.SimpleNamespace(
+        kind=name, kernels=[types.SimpleNamespace(name=name, ops=[name, name], bytes_moved=4)], calls=[]
+    )
+    rows = Tags(table(name, name, [graph] * 12))
+    assert {tag for tag, _ in rows.tags} <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+    assert not any(attrs for _, attrs in rows.tags) and "and 2 more graphs" in rows.text
 
 
 def test_inputs_and_outputs_have_names_types_and_sizes() -> None:
@@ -115,3 +179,26 @@ def test_warnings_name_no_line_of_ours(tmp_path: Path) -> None:
     assert done.stderr == "<tilewright>:1: RuntimeWarning: beware\n"
     with pytest.warns(RuntimeWarning, match="again"):
         warn("again")
+
+
+class Refuses(nn.Module):
+    """Raises an exception of its own for some inputs, after it has counted the call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 2:
+            type(self).calls += 1
+            raise KeyError("two rows")
+        return x * 2
+
+
+def test_the_programs_own_exceptions_are_raised_as_they_are() -> None:
+    fast = tilewright.compile(Refuses())
+    with pytest.raises(KeyError, match="two rows") as seen:
+        fast(torch.ones(2, 3))
+    assert seen.value.__cause__ is None and seen.value.__context__ is None and Refuses.calls == 1
+    assert seen.traceback[-1].path.name == "test_manners.py"
+    with pytest.raises(UnsupportedError, match="it raises KeyError"):
+        tilewright.compile(Refuses(), (torch.ones(2, 3),))
+    assert torch.equal(torch.as_tensor(fast(torch.ones(3, 3))), torch.full((3, 3), 2.0))

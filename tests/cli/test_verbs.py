@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import tilewright
+from tilewright import measure
 from tilewright.cli.command import cli
 from tilewright.plan.boundary import Boundary
 
@@ -232,3 +233,45 @@ def test_bench_writes_pages_with_throughput_over_sizes(here: Path) -> None:
     assert list(facts["over"]["rates"]["tilewright"]) == ["2", "4"]  # type: ignore[index]
     assert "Throughput over rows" in (here / "bench.html").read_text()
     assert "| rows | tilewright |" in (here / "bench.md").read_text()
+
+
+def test_a_saved_program_is_a_model(here: Path) -> None:
+    """`inspect` compiles nothing of it, though it is compiled before it is called."""
+    program = torch.export.export(torch.nn.Linear(8, 4), (torch.ones(2, 8),))
+    torch.export.save(program, here / "m.pt2")
+    assert "would generate" in invoke("inspect", "m.pt2").output
+    assert "2x4" in invoke("run", "m.pt2").output
+    (here / "bad.pt2").write_bytes(b"PK")
+    failed = invoke("run", "bad.pt2")
+    assert failed.exit_code == 2 and "torch cannot load this program" in failed.output
+
+
+@pytest.mark.parametrize("when", ["building", "timing", "over sizes"])
+def test_an_interrupted_bench_shows_and_writes_what_it_has(
+    here: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    usual, calls = measure.measure, [0]
+
+    def stops(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    def timed(runs: dict[str, measure.Run], **given: object) -> object:
+        calls[0] += 1
+        found = usual(runs, **given)  # type: ignore[arg-type]
+        if when == "timing" or calls[0] > 2:
+            raise measure.Interrupted(found)
+        return found
+
+    monkeypatch.setattr(measure, "measure", timed)
+    if when == "building":
+        monkeypatch.setattr(measure, "PEERS", {**measure.PEERS, "inductor": stops})
+    dims = ("--dim", "x:0=rows", "--dim", "y:0=rows", "--over", "rows=4,2") if when == "over sizes" else ()
+    against = ("--against", "eager,inductor" if when == "building" else "eager", "--seconds", "0.02")
+    result = invoke("bench", "verbs_net:make", *against, *dims, "--json", "out.json", "--md", "bench.md")
+    facts = json.loads((here / "out.json").read_text())
+    assert result.exit_code == facts["exit_code"] == 130 and "interrupted" in result.stderr
+    assert [c["name"] for c in facts["contestants"]] == ["tilewright", "eager"]
+    assert ("throughput" in facts["contestants"][0]) == (when != "building")
+    assert (here / "bench.md").exists() == (when != "building")
+    if when == "over sizes":
+        assert list(facts["over"]["rates"]["tilewright"]) == ["2"]

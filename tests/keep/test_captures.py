@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tilewright
+from tilewright.errors import InputError, ModelError
 from tilewright.pipeline.compiler import Compiled, watch_compilations
 from tilewright.runtime.call.model import CompiledModel
 
@@ -105,3 +106,68 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     write(path, 2.0)
     made = [tilewright.compile(path, (torch.ones(4, 3),)) for _ in range(2)]
     assert all("capture" in phases(m) for m in made)
+
+
+class Scaled(torch.nn.Module):
+    """A weight, and a free dim."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((3,), factor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu() * self.factor
+
+
+def write_program(path: Path, module: torch.nn.Module) -> None:
+    """An exported program, saved."""
+    free = {"x": {0: torch.export.Dim("rows")}}
+    torch.export.save(torch.export.export(module, (torch.ones(4, 3),), dynamic_shapes=free), path)
+
+
+def test_a_saved_program_is_loaded_and_traced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.pt2"
+    for factor in (2.0, 3.0):  # another file of the same name is another program
+        write_program(path, Scaled(factor))
+        first = tilewright.compile(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.export, "load", None)
+            second = tilewright.compile(path)
+        assert "capture" in phases(first) and "capture" not in phases(second)
+        for model in (first, second):
+            check(model, factor)
+            assert str(model.inputs[0]).startswith("x: float32[") and "m.pt2" in repr(model)
+        assert [str(i) for i in first.inputs] == [str(i) for i in second.inputs]
+        tilewright.save(second, tmp_path / "m.tw")
+        check(tilewright.load(tmp_path / "m.tw", rebuild=False), factor)
+    with pytest.raises(InputError, match="arguments"):
+        second(torch.ones(4, 3), torch.ones(4, 3))
+
+
+def test_a_program_that_writes_begins_anew_each_time(tmp_path: Path) -> None:
+    """What it holds is its own."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.nn.Buffer(torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x * self.calls
+
+    path = tmp_path / "m.pt2"
+    write_program(path, Counts())
+    for _ in range(3):
+        model = tilewright.compile(path)
+        assert [float(torch.as_tensor(model(torch.ones(2, 3)))[0, 0]) for _ in range(2)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\3\4", b"nothing"])
+def test_what_is_no_program_is_told(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="torch cannot load this program"):
+        tilewright.compile(path)
+    with pytest.raises(InputError, match="no such file"):
+        tilewright.compile(tmp_path / "other.pt2")

@@ -75,7 +75,7 @@ def test_one_kernel_in_one_variant() -> None:
     assert made.coverage.kernels == len(made.kernels) == 1 and STATS.triton + STATS.cache_hits == 1
     assert "tl.load" in made.kernels[0].source and "import triton" in made.kernels[0].source
     assert made.executable.plan.device == "cuda:0" and made.cuda_graphs == ()
-    assert [p.name for p in made.trace.phases][-4:] == ["emit", "build", "load", "plan"]
+    assert [p.name for p in made.trace.phases][-6:-2] == ["emit", "build", "load", "plan"]
     compiled(traced(rms, (64, 512), (512,)))
     assert STATS.triton <= 1, "found in the cache"
 

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "report", "_build"),
     ("pipeline",),
     ("artifact",),
-    ("measure", "peak_memory", "api", "files", "keep", "bisection", "cli"),
+    ("measure", "peak_memory", "api", "ways", "keep", "bisection", "cli"),
     ("__init__", "__main__"),
 )
 Sources = Mapping[str, str]

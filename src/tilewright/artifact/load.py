@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
+from torch import Tensor
+
 from tilewright.artifact.file import container, seals
 from tilewright.artifact.file.container import Container, SectionKind
 from tilewright.artifact.file.strict_json import damaged
+from tilewright.artifact.text.gpu_kernels import read_gpu_unit
 from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
@@ -25,6 +29,9 @@ from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given
+from tilewright.runtime.cuda import driver
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.call_form import ProgramCall
@@ -44,11 +51,13 @@ def load(
     *,
     trust: bool = False,
     rebuild: bool = True,
+    device: str | None = None,
     options: Options | None = None,
 ) -> CompiledModel:
     """The model that `tilewright.save` kept. Its machine code runs if this user made the file, or with `trust`, which
-    lets whoever made it run code as you. Else, or where it is for another machine or version, it is built again from
-    the graph inside, with a warning; without `rebuild` that is an error.
+    lets whoever made it run code as you. Of several machines that it has code for, the first that fits this one is
+    taken, on this kind of `device` ("cpu" or "cuda") if one is named. Else, or where it is for another machine or
+    version, it is built again from the graph inside, with a warning; without `rebuild` that is an error.
 
     Raises ArtifactError for a file that is damaged or was changed, and for one that is neither run nor built again.
     """
@@ -58,28 +67,39 @@ def load(
     facts = _Facts(file)
     wanted = _merged(facts.options, given, file.place)
     own = seals.is_ours(file, given) or trust
-    refused, hint = _refusal(facts, own, given)
-    if not refused:
-        return CompiledModel(_Loader(file, facts, wanted, run).way())
+    targets = [t for t in facts.targets if device in (None, t.device)]
+    if not targets:
+        raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
+    chosen, refused, hint = _chosen(facts, targets, own, given)
+    if chosen is not None:
+        return CompiledModel(_Loader(file, facts, chosen, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
-    names = tuple(str(row["name"]) for row in facts.rows)
-    return CompiledModel(rebuilt(file, facts.title, names, wanted, trusted=own, origin=facts.origin))
+    return CompiledModel(rebuilt(file, facts, wanted, trusted=own))
 
 
-def _refusal(facts: _Facts, own: bool, given: Options) -> tuple[str, str]:
-    """Why the machine code is not run, and what to do; empty if it is."""
+def _chosen(
+    facts: _Facts, targets: Sequence[_TargetFacts], own: bool, given: Options
+) -> tuple[_TargetFacts | None, str, str]:
+    """The first machine whose code runs here; if there is none, why it does not run, and what to do."""
     if not own:
-        return "nobody vouches for the machine code in it", "load it with trust=True if you trust who made it"
-    differs = machine.differences(facts.made, facts.target_facts)
-    if differs:
-        return f"it was made for {'; '.join(differs)}", "make it again on this machine"
+        return (
+            None,
+            "nobody vouches for the machine code in it",
+            "load it with trust=True if you trust who made it",
+        )
     if given.verify is True:
-        return "the option `verify` holds kernels against the graph", "load it without the option"
-    return "", ""
+        return None, "the option `verify` holds kernels against the graph", "load it without the option"
+    found: list[str] = []
+    for target in targets:
+        differs = machine.differences(facts.made, target.facts)
+        if not differs:
+            return target, "", ""
+        found += differs
+    return None, f"it was made for {'; '.join(dict.fromkeys(found))}", "make it again on this machine"
 
 
 def _nothing(made: object) -> None:
@@ -94,30 +114,41 @@ class _Facts:
         match file.facts:
             case {
                 "title": str(title), "made": Mapping() as made, "options": Mapping() as options, "graphs": [*names],
-                "targets": [Mapping() as target, *_],
+                "captured": "cpu" | "cuda" as captured, "targets": [*targets],
             }:  # fmt: skip
                 pass
             case _:
                 raise damaged("its header has other facts", file.place)
-        match target:
+        if not names or not targets:
+            raise damaged("it has no graph", file.place)
+        self.title, self.made, self.options, self.captured = title, made, options, str(captured)
+        self.names = tuple(map(str, names))
+        self.targets = [_TargetFacts(t, self.names, not k, file.place) for k, t in enumerate(targets)]
+        by = f"tilewright {made.get('tilewright')} with torch {made.get('torch')}"
+        self.origin = f"made by {by} for {', '.join(t.name for t in self.targets)}"
+
+
+class _TargetFacts:
+    """What the header says of one machine, checked."""
+
+    def __init__(self, told: Json, names: Sequence[str], first: bool, place: str) -> None:
+        match told:
             case {"facts": Mapping() as facts, "graphs": [*rows], "libraries": Mapping() as libraries}:
                 pass
             case _:
-                raise damaged("its header tells a target otherwise", file.place)
-        if not names or len(rows) != len(names):
-            raise damaged("it has no graph", file.place)
-        self.title, self.made, self.options, self.target_facts = title, made, options, facts
-        self.libraries = libraries
+                raise damaged("its header tells a target otherwise", place)
+        if len(rows) != len(names):
+            raise damaged("it has no graph", place)
+        self.facts, self.libraries = facts, libraries
         self.rows: list[Mapping[str, Json]] = []
         for name, row in zip(names, rows, strict=True):
             match row:
-                case {"name": str(told), "unit": None | str()} if told == name:
+                case {"name": str(told_name), "unit": None | str()} if told_name == name:
                     self.rows.append(row)
                 case _:
-                    raise damaged("its header tells a graph otherwise", file.place)
-        self.machine_name = str(facts.get("name"))
-        by = f"tilewright {made.get('tilewright')} with torch {made.get('torch')}"
-        self.origin = f"made by {by} for {self.machine_name}"
+                    raise damaged("its header tells a graph otherwise", place)
+        self.name, self.device = str(facts.get("name")), str(facts.get("device", "cpu"))
+        self.suffix = "" if first else f".{self.name}"
 
 
 def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:
@@ -132,31 +163,36 @@ def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:
 class _Loader:
     """Makes what runs, of a file that is trusted."""
 
-    def __init__(self, file: Container, facts: _Facts, options: Options, run: PhaseRecorder) -> None:
-        self.file, self.facts, self.options, self.run = file, facts, options, run
+    def __init__(
+        self, file: Container, facts: _Facts, target: _TargetFacts, options: Options, run: PhaseRecorder
+    ) -> None:
+        self.file, self.facts, self.target, self.options, self.run = file, facts, target, options, run
         self.store = ContentStore(default_root(options))
-        self.tensors = TensorReader(file, file.text("tensors"))
+        self.device = None if target.device == "cpu" else torch.device(target.device, 0)
+        self.tensors = TensorReader(file, file.text("tensors"), self.device)
         self.routines = Routines(self._own)
 
     def _own(self) -> ProductCalls:
         """For the machine that the artifact is for, which may be a narrower one than this."""
-        flags = preset(self.facts.machine_name).compiler_flags
+        flags = preset(self.target.name).compiler_flags
         return ProductCalls(replace(host_target(), compiler_flags=flags), self.store, self.options)
 
     def way(self) -> LoadedWay:
         """All graphs."""
-        for identity, section in self.facts.libraries.items():
+        for identity, section in self.target.libraries.items():
             if not is_given(identity):
                 give_library(identity, self._library(str(section)))
         try:
             graphs = [
-                self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.facts.rows
+                self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.target.rows
             ]
         except (BuildError, ValueError, AttributeError, OSError) as bad:  # what loading a library raises
             raise damaged(f"its machine code does not load: {bad}", self.file.place) from bad
         for graph in graphs:
             graph.trace = self.run.trace
-        return LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
+        way = LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
+        way.device = self.device
+        return way
 
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"
@@ -165,26 +201,45 @@ class _Loader:
             lambda: read_interface(file.text(f"{name}.call"), self.tensors, self.routines, place),
             _nothing,
         )
-        text = f"{name}.plan.{self.facts.machine_name}"
+        text = f"{name}.plan.{self.target.name}"
         plan, constants = self.run(
             "plan",
-            lambda: read_plan(file.text(text), self.tensors, self.routines, place),
+            lambda: read_plan(file.text(text), self.tensors, self.routines, place, self.target.device),
             lambda made: made[0],
         )
+        executable = self._executable(plan, constants, unit, Guards(False, interface.conditions), place)
+        call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
+        reports = partial(read_reports, file, f"{name}.report{self.target.suffix}")
+        return LoadedGraph(interface, call, reports, partial(self._captured, name))
+
+    def _executable(
+        self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, guards: Guards, place: str
+    ) -> Executable:
+        """What runs a plan on its device."""
+        if self.device is not None:
+            return self._on_gpu(plan, constants, unit, guards, place)
         built = None if unit is None else self.run("load", lambda: self._unit(unit), _nothing)
         _check_kernels(plan, 0 if built is None else built.kernels, place)
         native = partial(join, native=lambda: loop_function(self.store, self.options))
-        executable = Executable(
-            plan, constants, built, guards=Guards(False, interface.conditions), join=native
-        )
-        call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
-        reports = partial(read_reports, file, f"{name}.report")
-        return LoadedGraph(interface, call, reports, partial(self._captured, name))
+        return Executable(plan, constants, built, guards=guards, join=native)
+
+    def _on_gpu(
+        self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, guards: Guards, place: str
+    ) -> Executable:
+        plan = plan.on(str(self.device), plan.host)
+        gpu = driver.device(0, self.store, self.options) if unit is not None else None
+        built = None
+        if unit is not None and gpu is not None:
+            built = self.run("load", lambda: read_gpu_unit(self.file, unit, gpu), _nothing)
+        _check_kernels(plan, 0 if built is None else len(built.needs), place)
+        graphs = Graphs(plan, gpu, None) if self.options.cuda_graphs else None
+        return CudaExecutable(plan, constants, built, guards=guards, graphs=graphs)
 
     def _captured(self, name: str) -> CapturedProgram:
         from tilewright.artifact.text.captured import read_captured
 
-        return read_captured(self.file, name, self.tensors, self.options)
+        tensors = self.tensors if self.device is None else TensorReader(self.file, self.file.text("tensors"))
+        return read_captured(self.file, name, tensors, self.options)
 
     def _unit(self, section: str) -> NativeUnit:
         return NativeUnit(self._library(section), self.store, self.options)

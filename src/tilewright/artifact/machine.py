@@ -14,6 +14,7 @@ from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.runtime.cpu import kernels, pool
 from tilewright.runtime.cpu.toolchain import build_texts, host_target, texts_identity
+from tilewright.runtime.cuda import driver
 from tilewright.runtime.loops import native as loops
 from tilewright.runtime.own import native as own
 from tilewright.runtime.store.cache import ContentStore, digest
@@ -50,8 +51,18 @@ def _minor(text: str) -> str:
     return ".".join(text.split("+")[0].split(".")[:2])
 
 
+def runs(name: str, host: str) -> bool:
+    """Whether a CPU runs code for another."""
+    return host in _WIDER.get(name, (name,))
+
+
 def facts_of(target: Target) -> dict[str, Json]:
     """A machine, as far as code for it depends on it."""
+    if target.backend:
+        return {
+            "name": target.name, "language": target.language, "device": target.backend, "arch": target.arch,
+            "machine": platform.machine(), "system": platform.system(),
+        }  # fmt: skip
     return {
         "name": target.name, "language": target.language, "flags": list(target.compiler_flags),
         "machine": platform.machine(), "system": platform.system(),
@@ -68,24 +79,39 @@ def differences(made: Mapping[str, Json], target: Mapping[str, Json]) -> list[st
         if made.get(name) != now
     ]
     name = str(target.get("name"))
-    if host["name"] not in _WIDER.get(name, (name,)):
+    if "device" in target:
+        return found + _gpu_differences(name, str(target.get("arch")), target, host)
+    if not runs(name, str(host["name"])):
         found.append(f"code for {name}, here {host['name']}")
-    found += [
-        f"{fact} {target.get(fact)}, here {host[fact]}"
-        for fact in ("language", "machine", "system", "libraries")
-        if target.get(fact) != host[fact]
+    return found + _others(target, host, "language", "machine", "system", "libraries")
+
+
+def _gpu_differences(name: str, arch: str, target: Mapping[str, Json], host: Mapping[str, Json]) -> list[str]:
+    """Machine code for a GPU runs on those of the same generation that are not older."""
+    found = _others(target, host, "machine", "system")
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return [f"code for {name}, here no such GPU", *found]
+    major, minor = torch.cuda.get_device_capability(0)
+    same = arch.isdecimal() and int(arch) // 10 == major and int(arch) % 10 <= minor
+    return found if same else [f"code for {name}, here sm_{major}{minor}", *found]
+
+
+def _others(target: Mapping[str, Json], host: Mapping[str, Json], *facts: str) -> list[str]:
+    return [
+        f"{fact} {target.get(fact)}, here {host[fact]}" for fact in facts if target.get(fact) != host[fact]
     ]
-    return found
 
 
-def libraries(flags: tuple[str, ...], options: Options, store: ContentStore) -> dict[str, Path]:
-    """What every plan on a CPU may need, by what it is built from. Raises what `build_texts` raises."""
+def libraries(target: Target, options: Options, store: ContentStore) -> dict[str, Path]:
+    """What every plan for a machine may need, by what it is built from. Raises what `build_texts` raises."""
     texts: list[tuple[str, tuple[str, ...]]] = [
         (pool.source(), ()),
         (kernels.launcher_text(), ()),
         (loops.SOURCE.read_text(encoding="utf-8"), ()),
-        (own.source(), flags),
+        (own.source(), target.compiler_flags),
     ]
+    if target.backend:
+        texts = [(driver.launcher_text(), ())]
     return {
         texts_identity([text], words): build_texts([text], words, store, options) for text, words in texts
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import torch
+
 from tilewright.artifact.file.container import Container
 from tilewright.artifact.file.strict_json import damaged
 from tilewright.artifact.text.captured import read_captured
@@ -9,7 +13,7 @@ from tilewright.artifact.text.program import read_interface
 from tilewright.artifact.text.reports import SavedReports
 from tilewright.artifact.text.routines import no_routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import TilewrightError
+from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import compile_graph
 from tilewright.runtime.plan.call_form import ProgramCall
@@ -19,26 +23,45 @@ from .foreign import harmless
 from .way import LoadedGraph, LoadedWay
 
 
-def rebuilt(
-    file: Container, title: str, names: tuple[str, ...], options: Options, *, trusted: bool, origin: str
-) -> LoadedWay:
-    """A model of the graphs in a file. Of one that is not `trusted`, only what is proved harmless is built. Raises
-    ArtifactError where a graph is not kept, or is not harmless."""
-    tensors = TensorReader(file, file.text("tensors"))
-    graphs = [_graph(file, name, tensors, options, trusted=trusted) for name in names]
-    return LoadedWay(title, graphs, f"{origin}; built again from the graph inside")
+class ArtifactFacts(Protocol):
+    """What the header of a file says."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def captured(self) -> str: ...
+    @property
+    def origin(self) -> str: ...
 
 
-def _graph(
-    file: Container, name: str, tensors: TensorReader, options: Options, *, trusted: bool
-) -> LoadedGraph:
+def rebuilt(file: Container, facts: ArtifactFacts, options: Options, *, trusted: bool) -> LoadedWay:
+    """A model of the graphs in a file, on the kind of device that it was captured on. Of one that is not `trusted`,
+    only what is proved harmless is built. Raises ArtifactError where a graph is not kept, is not harmless, or its kind
+    of device is not here."""
+    if facts.captured != "cpu" and not torch.cuda.is_available():
+        raise ArtifactError(
+            "its graph is one of a GPU, and none is here", place=file.place,
+            hint="save the model with --target for this machine as well",
+        )  # fmt: skip
+    graphs = [_graph(file, name, facts.captured, options, trusted=trusted) for name in facts.names]
+    way = LoadedWay(facts.title, graphs, f"{facts.origin}; built again from the graph inside")
+    way.device = None if facts.captured == "cpu" else torch.device(facts.captured, 0)
+    return way
+
+
+def _graph(file: Container, name: str, kind: str, options: Options, *, trusted: bool) -> LoadedGraph:
     place = f"{file.place}, graph {name}"
-    interface = read_interface(file.text(f"{name}.call"), tensors, no_routines(), place)
+    device = "cpu" if kind == "cpu" else f"{kind}:0"
+    tensors = TensorReader(file, file.text("tensors"))
+    there = tensors if kind == "cpu" else TensorReader(file, file.text("tensors"), torch.device(device))
+    interface = read_interface(file.text(f"{name}.call"), there, no_routines(), place)
     program = read_captured(file, name, tensors, options)
     if not trusted:
         program = harmless(program, place)
     try:
-        built = compile_graph(program, interface.conditions)
+        built = compile_graph(program, interface.conditions, device)
     except TilewrightError as error:
         error.place = error.place or place
         raise

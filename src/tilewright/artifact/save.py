@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.artifact.file import container, seals
 from tilewright.artifact.file.container import Parts, SectionKind
 from tilewright.artifact.text.captured import write_captured
+from tilewright.artifact.text.gpu_kernels import write_gpu_unit
 from tilewright.artifact.text.program import Interface, write_interface, write_plan
 from tilewright.artifact.text.reports import write_reports
 from tilewright.artifact.text.tensors import TensorWriter
@@ -19,11 +20,14 @@ from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled
 from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.cpu.kernels import NativeUnit
-from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.runtime.store.cache import ContentStore, default_root
+from tilewright.target import Target
 
 from . import machine
+from .targets import TargetCode, code_for, device_of, own_target, targets_named
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,34 +38,36 @@ class SavedGraph:
     compiled: Compiled
 
 
-def save(path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool = False) -> None:
-    """Write an artifact. With `beside`, weights go to a safetensors file of the same name. Raises UnsupportedError for
-    what cannot be kept, and names it, and InputError where the file cannot be written."""
+def save(
+    path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool = False, names: Sequence[str] = ()
+) -> None:
+    """Write an artifact with code for the machines of these `names`; none: for the one that the model was compiled for.
+    With `beside`, weights go to a safetensors file of the same name. Raises UnsupportedError for what cannot be kept,
+    and names it, and InputError where the file cannot be written."""
+    container.check_place(path)
     made = [_checked(g.compiled) for g in graphs]
-    options, target = made[0][1].options, host_target()
-    store = ContentStore(default_root(options))
+    options, own = made[0][1].options, own_target(made[0][0].plan)
     parts = Parts()
     tensors = TensorWriter(parts)
-    rows: list[Json] = []
-    for k, (graph, (executable, captured)) in enumerate(zip(graphs, made, strict=True)):
-        name = f"g{k}"
-        parts.text(f"{name}.call", write_interface(graph.interface, tensors))
-        parts.text(f"{name}.plan.{target.name}", write_plan(executable.plan, executable.constants, tensors))
-        parts.text(f"{name}.graph", write_captured(captured, tensors))
-        parts.text(f"{name}.report", write_reports(graph.compiled, parts, name))
-        rows.append({"name": name, "unit": _unit(executable, parts, name)})
-    natives = machine.libraries(target.compiler_flags, options, store)
-    libraries: dict[str, Json] = {
-        identity: parts.add(SectionKind.LIBRARY, f"native.{k}", library.read_bytes())
-        for k, (identity, library) in enumerate(natives.items())
-    }
+    for k, (graph, (_, captured)) in enumerate(zip(graphs, made, strict=True)):
+        parts.text(f"g{k}.call", write_interface(graph.interface, tensors))
+        parts.text(f"g{k}.graph", write_captured(captured, tensors))
+    targets: list[Json] = []
+    for number, target in enumerate(targets_named(names, own)):
+        codes = [
+            code_for(g.compiled, captured, target) for g, (_, captured) in zip(graphs, made, strict=True)
+        ]
+        targets.append(
+            _target(target, codes, "" if not number else f".{target.name}", parts, tensors, options)
+        )
     parts.text("tensors", tensors.rows)
     facts: dict[str, Json] = {
         "title": title,
         "made": machine.versions(),
         "options": _options(options),
-        "graphs": [str(row["name"]) for row in rows if isinstance(row, Mapping)],
-        "targets": [{"facts": machine.facts_of(target), "graphs": rows, "libraries": libraries}],
+        "graphs": [f"g{k}" for k in range(len(graphs))],
+        "captured": device_of(own),
+        "targets": targets,
     }
     weights = path.with_suffix(".safetensors") if beside else None
     container.write(path, facts, parts, lambda head: seals.seal(head, options), beside=weights)
@@ -73,29 +79,47 @@ def _checked(compiled: Compiled) -> tuple[Executable, CapturedProgram]:
     what = ""
     if made.kind != "inference":
         what = f"a {made.kind} graph of training"
-    elif type(executable) is not Executable or made.captured is None:
-        what = "a graph that runs as it was captured" if made.captured is None else "a graph on a GPU"
-    elif executable.plan.device != "cpu":
-        what = f"a graph on {executable.plan.device}"
+    elif not isinstance(executable, Executable) or made.captured is None:
+        what = "a graph that runs as it was captured"
     if what or not isinstance(executable, Executable) or made.captured is None:
         raise UnsupportedError(
             f"{what} cannot be kept in an artifact yet",
             phase="save",
-            hint="compile it for inference on the CPU",
+            hint="compile it for inference",
         )
     return executable, made.captured
 
 
-def _unit(executable: Executable, parts: Parts, name: str) -> Json:
+def _target(
+    target: Target, codes: Sequence[TargetCode], suffix: str, parts: Parts, tensors: TensorWriter, options: Options
+) -> Json:  # fmt: skip
+    """What the header says of one machine; its code becomes sections."""
+    rows: list[Json] = []
+    for k, code in enumerate(codes):
+        name = f"g{k}"
+        parts.text(f"{name}.plan.{target.name}", write_plan(code.plan, code.constants, tensors))
+        parts.text(f"{name}.report{suffix}", write_reports(code.told, parts, f"{name}{suffix}"))
+        rows.append({"name": name, "unit": _unit(code.unit, parts, f"{name}.unit{suffix}")})
+    natives = machine.libraries(target, options, ContentStore(default_root(options)))
+    libraries: dict[str, Json] = {
+        identity: parts.add(SectionKind.LIBRARY, f"native{suffix}.{k}", library.read_bytes())
+        for k, (identity, library) in enumerate(natives.items())
+    }
+    return {"facts": machine.facts_of(target), "graphs": rows, "libraries": libraries}
+
+
+def _unit(unit: BuiltUnit | None, parts: Parts, name: str) -> Json:
     """The section of the built kernels; None if there are none."""
-    unit = executable.unit
     if unit is None:
         return None
+    if isinstance(unit, CudaUnit):
+        parts.text(name, write_gpu_unit(unit, parts, name))
+        return name
     if not isinstance(unit, NativeUnit):
         raise UnsupportedError(
             "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__
         )
-    return parts.add(SectionKind.LIBRARY, f"{name}.unit", unit.path.read_bytes())
+    return parts.add(SectionKind.LIBRARY, name, unit.path.read_bytes())
 
 
 def _options(options: Options) -> Json:

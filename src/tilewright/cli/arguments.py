@@ -151,7 +151,10 @@ def _finish(screen: Screen, verbose: int, body: Callable[[], int]) -> int:
 
 
 def _unwritable(screen: Screen, error: OSError) -> int:
-    screen.err.print(f"error: cannot write {screen.json_path}: {error.strerror}", style="red", markup=False)
+    said = (
+        f"error: cannot write {screen.json_path}: {error.strerror}. Hint: name a file in a folder that exists"
+    )
+    screen.err.print(said, style="red", markup=False, soft_wrap=True)
     return ExitCode.WRONG_USE
 
 

@@ -98,49 +98,89 @@ def bench_model(request: CommandRequest, asked: BenchPlan) -> int:
         if over is not None:
             over.check(request, model)
         workload = measure.Workload(model.name, model.runnable, chosen.inputs)
-    compiled: list[Compiled] = []
-    refused: list[TilewrightError] = []
+    build = _Contestants(request, model, workload, threads)
+    stopped: KeyboardInterrupt | None = None
+    timings: Mapping[str, measure.Timing] = {}
+    try:
+        for name in [OURS, *names]:
+            build.add(name)
+        with request.progress("timing, in turn with pauses"):
+            timings = measure.compare(build.ready, workload, threads, seconds=seconds)
+    except measure.Interrupted as error:
+        timings, stopped = error.timings, error
+    except KeyboardInterrupt as error:
+        stopped = error
+    build.show()
+    if stopped is not None and not timings:
+        _show_built(request, build.ready)
+        raise stopped
+    agree = {} if stopped is not None else _agreement(build.ready, workload, threads)
+    outcome = BenchOutcome(build.ready, timings, build.missing, agree)
+    _show(request, outcome, threads)
+    sweep = None
+    if over is not None and stopped is None:
+        sweep, stopped = _swept(request, model, outcome, over, workload, seconds)
+    _write_pages(request, asked, outcome, sweep, shown(model, workload.inputs))
+    if stopped is not None:
+        raise stopped
+    return ExitCode.OK
 
-    def ours(_workload: measure.Workload, _threads: int) -> measure.BuiltPeer:
+
+class _Contestants:
+    """Builds contestants one after the other: those that are `ready`, and why others are `missing`."""
+
+    def __init__(
+        self, request: CommandRequest, model: Model, workload: measure.Workload, threads: int
+    ) -> None:
+        self.ready: dict[str, measure.PreparedContestant] = {}
+        self.missing: dict[str, str] = {}
+        self._request, self._model, self._workload, self._threads = request, model, workload, threads
+        self._compiled: list[Compiled] = []
+        self._refused: list[TilewrightError] = []
+
+    def add(self, name: str) -> None:
+        """Build one more. Raises what ours raises; a peer's failure is a line."""
+        build = self._ours if name == OURS else measure.PEERS[name]
+        waits = build if self._request.device is None else _waiting(build)
+        with self._request.progress(f"building {name} for {self._request.model}"):
+            made = measure.prepare(name, self._workload, self._threads, waits)
+        if isinstance(made, measure.PreparedContestant):
+            self.ready[name] = made
+        elif self._refused:
+            raise self._refused[0]  # a failure of ours is an error, unlike a peer's
+        elif name == OURS:
+            raise TilewrightError(str(made), phase="bench", op=self._request.model)
+        else:
+            self.missing[name] = str(made)
+
+    def show(self) -> None:
+        """What ours is, and what its time went to, if it is built."""
+        entry = self.ready.get(OURS)
+        if entry is None:
+            return
+        show_compiled(self._request, self._compiled[-1])
+        phases = [*phases_of(self._compiled[-1]), ("first run", entry.first_call_seconds)]
+        total = entry.build_seconds + entry.first_call_seconds
+        known = sum(seconds for _, seconds in phases)
+        show_phases(self._request, phases, max(total, known))  # an artifact was loaded before
+
+    def _ours(self, _workload: measure.Workload, _threads: int) -> measure.BuiltPeer:
         try:
-            made = compile_for(request, model, workload.inputs)
+            made = compile_for(self._request, self._model, self._workload.inputs)
         except TilewrightError as error:
-            refused.append(error)
+            self._refused.append(error)
             raise
-        compiled.append(made)
+        self._compiled.append(made)
         return measure.BuiltPeer(lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage))
 
-    def awaited(name: str) -> measure.Peer:
-        build = ours if name == OURS else measure.PEERS[name]
-        return build if request.device is None else _waiting(build)
 
-    ready: dict[str, measure.PreparedContestant] = {}
-    missing: dict[str, str] = {}
-    for name in [OURS, *names]:
-        with request.progress(f"building {name}"):
-            made = measure.prepare(name, workload, threads, awaited(name))
-        if isinstance(made, measure.PreparedContestant):
-            ready[name] = made
-        elif refused:
-            raise refused[0]  # a failure of ours is an error, unlike a peer's
-        else:
-            missing[name] = str(made)
-    if OURS in missing:
-        raise TilewrightError(missing[OURS], phase="bench", op=request.model)
-    with request.progress("timing, in turn with pauses"):
-        timings = measure.compare(ready, workload, threads, seconds=seconds)
-    show_compiled(request, compiled[-1])
-    entry = ready[OURS]
-    phases = [*phases_of(compiled[-1]), ("first run", entry.first_call_seconds)]
-    total = entry.build_seconds + entry.first_call_seconds
-    show_phases(
-        request, phases, max(total, sum(seconds for _, seconds in phases))
-    )  # an artifact was loaded before
-    outcome = BenchOutcome(ready, timings, missing, _agreement(ready, workload, threads))
-    _show(request, outcome, threads)
-    sweep = None if over is None else _swept(request, model, outcome, over, workload, seconds)
-    _write_pages(request, asked, outcome, sweep, shown(model, workload.inputs))
-    return ExitCode.OK
+def _show_built(request: CommandRequest, ready: Mapping[str, measure.PreparedContestant]) -> None:
+    """What is known of contestants before any was timed."""
+    rows = [(name, each.build_seconds, each.first_call_seconds) for name, each in ready.items()]
+    request.screen.table("built, not timed", ("", "build s", "first call s"), rows)
+    request.screen.facts["contestants"] = [
+        {"name": name, "build_seconds": built, "first_call_seconds": first} for name, built, first in rows
+    ]
 
 
 def _waiting(build: measure.Peer) -> measure.Peer:
@@ -244,28 +284,42 @@ def _swept(
     over: SizesOfDim,
     workload: measure.Workload,
     seconds: float,
-) -> SweepFacts:
-    """Items per second at each size; what a contestant refuses is left out."""
-    threads = threads_of(request)
+) -> tuple[SweepFacts, KeyboardInterrupt | None]:
+    """Items per second at each size; what a contestant refuses is left out. With the sign that somebody interrupted it,
+    which ends it at the sizes so far."""
     rates: dict[str, list[tuple[int, float]]] = {name: [] for name in outcome.ready}
-    for number in over.sizes:
-        inputs = over.inputs(request, model, workload.inputs, number)
-        able: dict[str, measure.PreparedContestant] = {}
-        with request.progress(f"timing {over.dim} = {number}"):
-            for name, each in outcome.ready.items():
-                try:
-                    with measure.settings(threads):
-                        each.call(*inputs)
-                except Exception as error:  # noqa: BLE001 - a contestant's failure is a line, and the others go on
-                    request.screen.line(f"{name}: {over.dim} = {number}: {measure.one_line(error)}")
-                else:
-                    able[name] = each
-            timed = measure.compare(able, replace(workload, inputs=inputs), threads, seconds=seconds)
-        for name, timing in timed.items():
-            rates[name].append((number, number / timing.median))
+    stopped: KeyboardInterrupt | None = None
+    try:
+        for number in over.sizes:
+            inputs = over.inputs(request, model, workload.inputs, number)
+            timed = _timed_at(
+                request, outcome, replace(workload, inputs=inputs), f"{over.dim} = {number}", seconds
+            )
+            for name, timing in timed.items():
+                rates[name].append((number, number / timing.median))
+    except KeyboardInterrupt as error:
+        stopped = error
     sweep = SweepFacts(over.dim, tuple((name, tuple(found)) for name, found in rates.items()))
     _show_sweep(request, sweep)
-    return sweep
+    return sweep, stopped
+
+
+def _timed_at(
+    request: CommandRequest, outcome: BenchOutcome, workload: measure.Workload, at: str, seconds: float
+) -> Mapping[str, measure.Timing]:
+    """Those that can run at a size."""
+    threads = threads_of(request)
+    able: dict[str, measure.PreparedContestant] = {}
+    with request.progress(f"timing {at}"):
+        for name, each in outcome.ready.items():
+            try:
+                with measure.settings(threads):
+                    each.call(*workload.inputs)
+            except Exception as error:  # noqa: BLE001 - a contestant's failure is a line, and the others go on
+                request.screen.line(f"{name}: {at}: {measure.one_line(error)}")
+            else:
+                able[name] = each
+        return measure.compare(able, workload, threads, seconds=seconds)
 
 
 def _show_sweep(request: CommandRequest, sweep: SweepFacts) -> None:

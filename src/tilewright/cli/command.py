@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from .arguments import Verb, plain_verb, verb
-from .request import CommandRequest
+from .request import CommandRequest, ExitCode
 from .show import Screen
 
 
@@ -23,6 +23,21 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """As of any group; wrong use is told in one line, with a hint, as every other error is."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            sys.exit(super().main(*args, standalone_mode=False, **extra))
+        except click.ClickException as error:
+            verb_of = getattr(error, "ctx", None)
+            path = "tilewright" if verb_of is None else verb_of.command_path.replace("cli", "tilewright", 1)
+            text = " ".join(error.format_message().split()).rstrip(".")
+            click.secho(f"error: {text}. Hint: `{path} --help`", fg="red", err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -60,6 +75,7 @@ def inspect_(request: CommandRequest) -> int:
         "tilewright compile model.onnx --shape x=1x3x640x640 --threads 2",
         "tilewright compile pkg.mod:make --dim x:0=batch[1..64] --json out.json",
         "tilewright compile model.onnx -o model.tw; tilewright run model.tw",
+        "tilewright compile model.onnx -o model.tw --target sm_80,sm_90,x86-64-v3",
     ),
 )
 @click.option(
@@ -69,12 +85,17 @@ def inspect_(request: CommandRequest) -> int:
     "--weights", type=click.Choice(["inside", "beside"]), default="inside", show_default=True,
     help="Where -o keeps weights: in the file, or beside it as safetensors.",
 )  # fmt: skip
+@click.option(
+    "--target", metavar="NAME,NAME",
+    help="With -o: machines to make code for, which need not be here. [default: this one]",
+)  # fmt: skip
 @verb
-def compile_(request: CommandRequest, output: str | None, weights: str) -> int:
+def compile_(request: CommandRequest, output: str | None, weights: str, target: str | None) -> int:
     """Compile MODEL and show its coverage and the time of each phase, to the end of a first run."""
     from . import work
 
-    return work.compile_model(request, output, weights)
+    targets = tuple(filter(None, (target or "").replace(" ", "").split(",")))
+    return work.compile_model(request, output, weights, targets)
 
 
 @cli.command(

@@ -38,15 +38,18 @@ def inspect_model(request: CommandRequest) -> int:
             _show_artifact(request, model.target)
             return ExitCode.OK
         compiled, states = _planned(request, model, chosen)
-        signature = compiled.signature if states else None
+        signature = compiled.signature if states and compiled is not None else None
     _show_signature(request, model, chosen, signature)
     _show_ops(request, states)
     return ExitCode.OK
 
 
-def _planned(request: CommandRequest, model: Model, chosen: Chosen) -> tuple[CompiledModel, list[State]]:
-    """The model with its graphs as they are once it is decided which ops share a kernel. One that is cut at control
-    flow has several graphs, and what comes behind one needs its results: such a one is built."""
+def _planned(
+    request: CommandRequest, model: Model, chosen: Chosen
+) -> tuple[CompiledModel | None, list[State]]:
+    """The model with its graphs as they are once it is decided which ops share a kernel; None for a program, which is
+    compiled before it is called. One that is cut at control flow has several graphs, and what comes behind one needs
+    its results: such a one is built."""
     compile_: Callable[..., CompiledModel] = importlib.import_module("tilewright.api").compile
     several = bool(getattr(model.eager, "data_dependent", ()))
     states: list[State] = []
@@ -59,9 +62,12 @@ def _planned(request: CommandRequest, model: Model, chosen: Chosen) -> tuple[Com
 
     options: Options = options_of(request).replace(measure=False)
     target, given = target_of(request, model)
-    compiled = compile_(target, None, strict=request.strict, freeze=request.freeze, options=options, **given)
+    compiled = None
     with check_phases(look):
         try:
+            compiled = compile_(
+                target, None, strict=request.strict, freeze=request.freeze, options=options, **given
+            )
             compiled.prepare(chosen.inputs, {})
         except _Seen:
             pass

@@ -6,6 +6,8 @@ import difflib
 import importlib
 import inspect
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from tilewright.artifact import load as artifact
 from tilewright.artifact.way import LoadedWay
 from tilewright.capture import onnx
 from tilewright.errors import InputError
+from tilewright.ways.programs import SUFFIX as PROGRAM
+from tilewright.ways.programs import load_program
 
 from .request import Precision
 
@@ -42,7 +46,8 @@ class Model:
     @property
     def runnable(self) -> nn.Module | Path:
         """What goes to other compilers."""
-        return self.target if isinstance(self.target, Path) else self.eager
+        is_exchanged = isinstance(self.target, Path) and self.target.suffix == SUFFIX
+        return self.target if is_exchanged and isinstance(self.target, Path) else self.eager
 
 
 class _Function(nn.Module):
@@ -57,8 +62,8 @@ class _Function(nn.Module):
 
 
 def load(text: str, *, trust: bool = False) -> Model:
-    """Resolve MODEL: a path that ends in `.onnx` or `.tw`, or `package.module:function`. `trust`: run the machine code
-    of an artifact whoever made it.
+    """Resolve MODEL: a path that ends in `.onnx`, `.pt2` or `.tw`, or `package.module:function`.
+    `trust`: run the machine code of an artifact whoever made it.
 
     Raises InputError for what cannot be found or returns the wrong thing, ModelError for a broken file.
     """
@@ -73,11 +78,30 @@ def load(text: str, *, trust: bool = False) -> Model:
         module = onnx.load(path).eval()
         names = tuple(spec.name for spec in module.input_specs)
         return Model(path.name, path, module, names, None, module.input_specs)
+    if text.endswith(PROGRAM):
+        return _from_program(Path(text))
     module_name, colon, attribute = text.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        hint = f"give a path that ends in {SUFFIX} or {ARTIFACT}, or package.module:function"
+        hint = f"give a path that ends in {SUFFIX}, {PROGRAM} or {ARTIFACT}, or package.module:function"
         raise InputError(f"{text!r} names no model", phase="cli", hint=hint)
     return _from_python(text, module_name, attribute)
+
+
+def _from_program(path: Path) -> Model:
+    """A saved exported program, with the inputs that it was exported with."""
+    program = load_program(str(path))
+    given, named = program.example_inputs or ((), {})
+    inputs = tuple(x for x in (*given, *named.values()) if isinstance(x, Tensor))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch uses a class of its own that it deprecates
+        module = program.module()
+    names = tuple(n.name for n in module.graph.find_nodes(op="placeholder"))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+    if named or len(inputs) != len(given) or len(inputs) != len(names):
+        raise InputError(
+            "a program whose inputs are no plain tensors by position", phase="cli", place=str(path),
+            hint="write a function that returns (program.module(), example_inputs), and name it: module:function",
+        )  # fmt: skip
+    return Model(path.name, path, module, names, inputs)
 
 
 def _from_artifact(path: Path, *, trust: bool) -> Model:
@@ -107,14 +131,22 @@ def _from_python(text: str, module_name: str, attribute: str) -> Model:
     if here not in sys.path:  # as `python -m` does
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        module_of = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(str(error), phase="cli", place=text, hint="run where it can be imported") from error
-    except AttributeError as error:
+    except Exception as error:
+        raise _theirs(f"module {module_name} cannot be imported", error, text) from error
+    function = getattr(module_of, attribute, None)
+    if not callable(function):
+        what = "is not there" if function is None else "is no function"
+        hint = "name a function of that module"
         raise InputError(
-            str(error), phase="cli", place=text, hint="name a function of that module"
-        ) from error
-    made = function()
+            f"{attribute!r} of module {module_name!r} {what}", phase="cli", place=text, hint=hint
+        )
+    try:
+        made = function()
+    except Exception as error:
+        raise _theirs(f"{attribute}() raised", error, text) from error
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         hint = "return (module, example_inputs)"
         raise InputError("the function does not return a pair", phase="cli", place=text, hint=hint)
@@ -125,6 +157,20 @@ def _from_python(text: str, module_name: str, attribute: str) -> Model:
     module = target.eval() if isinstance(target, nn.Module) else _Function(target)
     runs = module if isinstance(target, nn.Module) else target
     return Model(text, runs, module, _parameter_names(target, len(inputs)), inputs)
+
+
+def _theirs(what: str, error: Exception, text: str) -> InputError:
+    """An error for what the user's own code has raised, with the line of it that raised last."""
+    said = " ".join(str(error).split()) or "no message"
+    where = text
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        where = f"{error.filename}:{error.lineno}"
+    elif frames := traceback.extract_tb(error.__traceback__):
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+    return InputError(
+        f"{what}: {type(error).__name__}: {said}", phase="cli", place=where,
+        hint="run it with python to see its own traceback",
+    )  # fmt: skip
 
 
 def _parameter_names(target: Callable[..., object], count: int) -> tuple[str, ...]:
@@ -147,6 +193,7 @@ def placed(model: Model, device: str | None, precision: Precision | None) -> Mod
         return model
     try:
         where = torch.device(device) if device is not None else None
+        torch.empty(0, device=where)  # a model without weights says nothing
         modules = [m.to(device=where) for m in (model.eager, model.target) if isinstance(m, nn.Module)]
     except (RuntimeError, AssertionError) as error:
         said = str(error).splitlines()[0]
@@ -182,15 +229,18 @@ def parse_dtype(text: str) -> torch.dtype:
     return found
 
 
+SAVED = "`numpy.save` writes one, of numbers"
+
+
 def read_array(path: str) -> Tensor:
     """The array in a `.npy` file. Objects are refused: nothing of a file is ever executed."""
     try:
         array = np.load(path, allow_pickle=False)
         return torch.from_numpy(np.ascontiguousarray(array))
     except FileNotFoundError:
-        raise InputError("no such file", phase="cli", place=path) from None
+        raise InputError("no such file", phase="cli", place=path, hint=SAVED) from None
     except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
-        raise InputError(f"not a .npy array: {error}", phase="cli", place=path) from error
+        raise InputError(f"not a .npy array: {error}", phase="cli", place=path, hint=SAVED) from error
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -209,8 +259,10 @@ def parse_pairs(texts: Sequence[str], what: str, mark: str = "=") -> dict[str, s
     for text in texts:
         name, sign, value = text.partition(mark) if mark != "=" else text.rpartition("=")
         if not sign or not name or not value:
-            raise InputError(f"{what} {text!r} is not name{mark}value", phase="cli")
+            raise InputError(
+                f"{what} {text!r} is not name{mark}value", phase="cli", hint=f"write {what} NAME{mark}VALUE"
+            )
         if name in found:
-            raise InputError(f"{what} names {name!r} twice", phase="cli")
+            raise InputError(f"{what} names {name!r} twice", phase="cli", hint="give it once")
         found[name] = value
     return found

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from tilewright.progress import Event, told_to
 from tilewright.report.texts import printable
 from tilewright.tuning.text_limits import TEXTS
+
+from .expected import Expected, about, place
 
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 Cell = str | int | float | None
@@ -94,23 +96,35 @@ class Screen:
 
     @contextmanager
     def watching(self, text: str) -> Generator[None]:
-        """Shows what goes on while it does: on a terminal the phase, how far it is and the time since; elsewhere, if
-        `verbose`, a line of each phase that is over."""
+        """Shows what goes on while it does: on a terminal the phase, how far it is, the time since and about how long
+        it still takes; elsewhere, if `verbose`, a line of each phase that is over."""
         if self.quiet:
             yield
-        elif self.err.is_terminal:
+            return
+        expected = Expected(text, place())
+        if self.err.is_terminal:
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            with Progress(*columns, console=self.err, transient=True) as shown:
+            with Progress(*columns, _Left(expected), console=self.err, transient=True) as shown:
                 task = shown.add_task(one_line(text))
-                with told_to(
-                    lambda event: shown.update(task, description=f"{one_line(text)}: {_going_on(event)}")
-                ):
+
+                def heard(event: Event) -> None:
+                    expected.hear(event)
+                    shown.update(task, description=f"{one_line(text)}: {_going_on(event)}")
+
+                with told_to(heard):
                     yield
-        elif self.verbose:
-            with told_to(lambda event: None if event.seconds is None else self._said(event)):
-                yield
         else:
-            yield
+            if self.verbose and expected.known:
+                usual = sum(expected.known.values())
+                self.err.print(f"{one_line(text)}: {usual:.1f} s the last time", markup=False, soft_wrap=True)
+            with told_to(lambda event: self._heard(expected, event)):
+                yield
+        expected.keep()
+
+    def _heard(self, expected: Expected, event: Event) -> None:
+        expected.hear(event)
+        if self.verbose and event.seconds is not None:
+            self._said(event)
 
     def _said(self, event: Event) -> None:
         self.err.print(f"{event.phase}: {event.seconds:.2f} s", markup=False, soft_wrap=True)
@@ -147,6 +161,19 @@ class Screen:
             sys.stdout.write(text)
         else:
             Path(self.json_path).write_text(text, encoding="utf-8")
+
+
+class _Left(ProgressColumn):
+    """About how long it still takes."""
+
+    def __init__(self, expected: Expected) -> None:
+        super().__init__()
+        self._expected = expected
+
+    def render(self, task: Task) -> Text:
+        """The words of now."""
+        del task
+        return Text(about(self._expected.left))
 
 
 def one_line(text: str) -> str:

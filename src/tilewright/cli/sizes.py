@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -243,8 +243,21 @@ def _made(model: Model, asked: Asking, sizes: Sizes) -> tuple[Tensor, ...]:
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Normal floats; integers and bools 0 or 1, which are valid wherever an index or a mask is meant."""
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        return _allocated(shape, lambda: torch.randn(shape, generator=generator).to(dtype))
+    return _allocated(shape, lambda: torch.randint(0, 2, shape, generator=generator).to(dtype))
+
+
+def _allocated(shape: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
+    """What `make` makes. Raises InputError where a tensor of that shape does not fit into memory."""
+    try:
+        return make()
+    except (RuntimeError, MemoryError) as error:
+        shown = "x".join(map(str, shape))
+        raise InputError(
+            f"an input of {shown} does not fit into memory",
+            phase="cli",
+            hint="give smaller sizes with --shape",
+        ) from error
 
 
 def _refusal(model: Model, inputs: tuple[Tensor, ...]) -> str | None:

@@ -20,6 +20,7 @@ from tilewright.plan.portable import to_json
 from tilewright.report.records import CallRecord, Compiled, KernelRecord, WorkRecord, result_of
 from tilewright.report.texts import size
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.target import preset
 
 from .model import ARTIFACT, Model, load, moved, parse_pairs, placed
 from .request import CommandRequest, ExitCode, Precision
@@ -193,11 +194,17 @@ def microseconds(record: WorkRecord) -> float | None:
 # The verbs.
 
 
-def compile_model(request: CommandRequest, output: str | None, weights: str) -> int:
+def compile_model(
+    request: CommandRequest, output: str | None, weights: str, targets: Sequence[str] = ()
+) -> int:
     """`compile`: coverage and phases, a first run among them; in JSON the kernels and the plan too. The file `output`
-    keeps what was compiled."""
+    keeps what was compiled, with code for `targets`."""
     if output is not None:
         check_output(Path(output))
+    elif targets:
+        raise InputError("--target says what a file has code for", phase="cli", hint="name it: -o FILE.tw")
+    if targets:
+        known_targets(targets)
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model, chosen = prepared(request)
         compiled, _ = compiled_and_run(request, model, chosen.inputs)
@@ -212,13 +219,21 @@ def compile_model(request: CommandRequest, output: str | None, weights: str) -> 
     clock.until_now("show")
     if output is not None:
         with request.progress(f"writing {output}"):
-            importlib.import_module("tilewright.keep.saving").save(compiled, output, weights=weights)
+            importlib.import_module("tilewright.keep.saving").save(
+                compiled, output, weights=weights, targets=targets
+            )
         bytes_written = Path(output).stat().st_size
         screen.line(f"kept in {output} ({size(bytes_written)})")
         screen.facts |= {"output": output, "output_bytes": bytes_written}
         clock.until_now("save")
     show_phases(request, clock.phases, clock.seconds)
     return ExitCode.OK
+
+
+def known_targets(names: Sequence[str]) -> None:
+    """Raise InputError for a name that is no machine's, before anything is compiled."""
+    for name in names:
+        preset(name)
 
 
 def check_output(path: Path) -> None:
@@ -228,7 +243,8 @@ def check_output(path: Path) -> None:
             f"{path} is no name of an artifact", phase="cli", op="-o", hint=f"end it in {ARTIFACT}"
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputError("the file cannot be written", phase="cli", op="-o", place=str(path))
+        hint = "name a file in a folder that exists and that you may write to"
+        raise InputError("the file cannot be written", phase="cli", op="-o", place=str(path), hint=hint)
 
 
 def run_model(request: CommandRequest, save: str | None) -> int:
@@ -271,4 +287,7 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
         for i, tensor in enumerate(outputs):
             np.save(folder / f"{i}.npy", tensor.detach().cpu().numpy(), allow_pickle=False)
     except (OSError, TypeError) as error:
-        raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
+        hint = "name a folder that exists, or that can be made"
+        raise InputError(
+            f"cannot write outputs: {error}", phase="cli", place=str(folder), hint=hint
+        ) from error

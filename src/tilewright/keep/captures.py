@@ -28,15 +28,16 @@ from tilewright.plan.coverage import Coverage
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.plan.call_form import ProgramCall
+from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import ContentStore, default_root, digest
 from tilewright.runtime.store.code_identity import code_identity
 from tilewright.tuning.input_limits import ARTIFACTS
 
 LOG = logging.getLogger("tilewright")
 _FILE = "capture.tw"
-_OUTSIDE = b"location"
+OUTSIDE = b"location"
 """What stands in a model file that has weights in other files."""
-_CAPTURING = ("ir", "capture", "artifact", "files.py", "keep")
+_CAPTURING = ("ir", "capture", "artifact", "ways", "keep")
 """What decides what is captured, and how it is written."""
 
 
@@ -78,65 +79,53 @@ class CapturedWay(ReportsOfParts):
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """A file, and the SHA-256 that it had before it was read."""
+    """A file, and the SHA-256 that it had before it was read. What stands in it where it has parts in other files is
+    `outside` (empty: it has none)."""
 
     path: str
     sha256: str
+    outside: bytes
 
     @staticmethod
-    def of(path: str) -> FileBytes | None:
-        """The file now; None where it cannot be read, is too large to be kept, or may have weights in other files."""
-        found = _hash(path)
-        return None if found is None else FileBytes(path, found)
+    def of(path: str, outside: bytes) -> FileBytes | None:
+        """The file now; None where it cannot be read, is too large to be kept, or may have parts in other files."""
+        found = _hash(path, outside)
+        return None if found is None else FileBytes(path, found, outside)
 
     def unchanged(self) -> bool:
         """Whether the file has the same bytes still: what was read of it meanwhile was read of these."""
-        return _hash(self.path) == self.sha256
+        return _hash(self.path, self.outside) == self.sha256
 
 
-def _hash(path: str) -> str | None:
+def _hash(path: str, outside: bytes) -> str | None:
     """Of a plain file; a pipe would wait for who writes into it."""
     try:
         if os.path.getsize(path) > ARTIFACTS.max_kept_capture_bytes:
             return None
         with regular(Path(path), follow=True) as file:
             data = file.read()
-        return None if _OUTSIDE in data else hashlib.sha256(data).hexdigest()
+        return None if outside and outside in data else hashlib.sha256(data).hexdigest()
     except OSError:
         return None
 
 
-class KeptCaptures:
-    """The captured graphs of one file."""
+class KeptGraphs:
+    """The captured graphs of one file, each for what its `parts` say."""
 
-    def __init__(
-        self,
-        file: FileBytes,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        dims: Sequence[Mapping[int, str]],
-        options: Options,
-    ) -> None:
-        """`inputs` and `outputs` are their names, `dims` those of dims that may change."""
-        self.inputs, self.outputs = inputs, outputs
+    def __init__(self, file: FileBytes, options: Options) -> None:
         self._file = file
-        self._dims = dims
         self._options = options
         self._store = ContentStore(default_root(options))
 
-    def _key(self, inputs: Sequence[Tensor]) -> str:
-        shown = [
-            f"{list(t.shape)} {list(t.stride())} {t.dtype} {t.device} {sorted(dims.items())}"
-            for t, dims in zip(inputs, self._dims, strict=True)
-        ]
+    def _key(self, parts: Sequence[str]) -> str:
         setting = f"{torch.__version__} {torch.get_default_dtype()}"
-        return digest("capture", self._file.sha256, setting, code_identity(_CAPTURING), *shown)
+        return digest("capture", self._file.sha256, setting, code_identity(_CAPTURING), *parts)
 
-    def get(self, inputs: Sequence[Tensor]) -> CapturedWay | None:
-        """The graph that was captured for such inputs, compiled; None if none was kept."""
+    def found(self, parts: Sequence[str]) -> CapturedWay | None:
+        """The graph that was captured for such parts, compiled; None if none was kept."""
         if is_watched() or self._store.root is None:
             return None
-        folder = self._store.get(self._key(inputs))
+        folder = self._store.get(self._key(parts))
         if folder is None or not self._file.unchanged():
             return None
         try:
@@ -149,29 +138,62 @@ class KeptCaptures:
             return None
         return CapturedWay(interface, compile_graph(program, interface.conditions))
 
-    def put(self, inputs: Sequence[Tensor], interface: Interface, built: Compiled) -> None:
+    def keep(self, parts: Sequence[str], interface: Interface, built: Compiled) -> None:
         """Keep what was captured, unless it is of a kind that is not kept."""
         captured = built.compilation.captured
         if (
             captured is None
             or not _is_plain(captured)
+            or not isinstance(built.executable, Executable)
+            or built.executable.plan.device != "cpu"
             or self._store.root is None
             or not self._file.unchanged()
         ):
             return
         try:
-            parts = container.Parts()
-            tensors = TensorWriter(parts)
-            parts.text("g0.call", write_interface(interface, tensors))
+            sections = container.Parts()
+            tensors = TensorWriter(sections)
+            sections.text("g0.call", write_interface(interface, tensors))
             graph = write_captured(captured, tensors)
             if graph is None:
                 return
-            parts.text("g0.graph", graph)
-            parts.text("tensors", tensors.rows)
-            data = container.packed({}, parts, lambda head: container.NO_SEAL)
-            self._store.put(self._key(inputs), {_FILE: data})
+            sections.text("g0.graph", graph)
+            sections.text("tensors", tensors.rows)
+            data = container.packed({}, sections, lambda head: container.NO_SEAL)
+            self._store.put(self._key(parts), {_FILE: data})
         except TilewrightError as error:
             LOG.info("the captured graph of %s is not kept: %s", self._file.path, error)
+
+
+class KeptCaptures(KeptGraphs):
+    """The captured graphs of one file of a model that is traced for inputs."""
+
+    def __init__(
+        self,
+        file: FileBytes,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        dims: Sequence[Mapping[int, str]],
+        options: Options,
+    ) -> None:
+        """`inputs` and `outputs` are their names, `dims` those of dims that may change."""
+        super().__init__(file, options)
+        self.inputs, self.outputs = inputs, outputs
+        self._dims = dims
+
+    def _shown(self, inputs: Sequence[Tensor]) -> list[str]:
+        return [
+            f"{list(t.shape)} {list(t.stride())} {t.dtype} {t.device} {sorted(dims.items())}"
+            for t, dims in zip(inputs, self._dims, strict=True)
+        ]
+
+    def get(self, inputs: Sequence[Tensor]) -> CapturedWay | None:
+        """The graph that was captured for such inputs, compiled; None if none was kept."""
+        return self.found(self._shown(inputs))
+
+    def put(self, inputs: Sequence[Tensor], interface: Interface, built: Compiled) -> None:
+        """Keep what was captured, unless it is of a kind that is not kept."""
+        self.keep(self._shown(inputs), interface, built)
 
 
 def _is_plain(captured: CapturedProgram) -> bool:

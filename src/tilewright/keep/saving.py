@@ -14,26 +14,42 @@ from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import exported
 from tilewright.errors import InputError, UnsupportedError
-from tilewright.files import FileWay, program_way
 from tilewright.pipeline.compiler import Compiled
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.ways.files import FileWay, program_way
+from tilewright.ways.programs import ProgramFileWay
 
 from .captures import CapturedWay
 from .export import export, parameters_of
 
 
-def save(model: CompiledModel, path: str | os.PathLike[str], *, weights: str = "inside") -> None:
+def save(
+    model: CompiledModel,
+    path: str | os.PathLike[str],
+    *,
+    weights: str = "inside",
+    targets: Sequence[str] = (),
+) -> None:
     """Keep a compiled model in a file that `load` runs without compiling anything.
 
-    `weights`: inside the file, or `beside` it in a safetensors file of the same name. Raises UnsupportedError for what
-    cannot be kept yet, and names it."""
+    `targets` are the machines that it gets code for, by name (`sm_80`, `x86-64-v3`, ...), the ones first that are
+    tried first; none: the one that it was compiled for. Others need not be here. `weights`: inside the file, or
+    `beside` it in a safetensors file of the same name. Raises UnsupportedError for what cannot be kept yet, and names
+    it."""
     if weights not in ("inside", "beside"):
         raise InputError(f"weights cannot be {weights!r}", phase="save", hint="'inside' or 'beside'")
+    if not isinstance(model, CompiledModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"a {type(model).__name__} is not compiled",
+            phase="save",
+            hint="save what tilewright.compile returns",
+        )
     way = model.way
-    write(Path(path), way.title, _graphs(way), beside=weights == "beside")
+    names = [targets] if isinstance(targets, str) else targets
+    write(Path(path), way.title, _graphs(way), beside=weights == "beside", names=names)
 
 
 def _graphs(way: object) -> list[SavedGraph]:
@@ -48,6 +64,10 @@ def _graphs(way: object) -> list[SavedGraph]:
             return [_graph(made, _named(made, names, way.naming), names)]
         case ProgramWay():
             return [_graph(way, way.signature, way.program.inputs)]
+        case ProgramFileWay():
+            interface, built = way.interface(), way.inner.built
+            assert isinstance(built, Compiled)
+            return [SavedGraph(interface, built)]
         case FileWay():
             ways, signature = way.program_ways(), way.signature
             assert signature is not None

@@ -51,6 +51,25 @@ GENERIC = Variant()
 """Right for every call."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchNeeds:
+    """What a launch must know of the program of its kernel: `grid` are the extents of its grid, `elements` the bytes of
+    an element of each parameter; `variants` and `reach` as the functions of these names give them."""
+
+    grid: tuple[Expr, ...]
+    variants: tuple[Variant, ...]
+    reach: tuple[Expr, ...] | None
+    elements: tuple[int, ...]
+    checked: bool
+    """Whether it reports failed checks."""
+
+
+def needs_of(program: TileProgram) -> LaunchNeeds:
+    """Of a program that was not legalised yet, or was."""
+    extents, elements = tuple(g.extent for g in program.grid), tuple(b.dtype.bytes for b in program.params)
+    return LaunchNeeds(extents, variants(program), reach(program), elements, program.is_checked())
+
+
 def variants(program: TileProgram) -> tuple[Variant, ...]:
     """The variants that calls of `program` may need, most special first. With static sizes the width is known;
     otherwise the last one is `GENERIC`."""

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
+from tilewright import progress
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import BuildError, KernelRefused
 from tilewright.ir.expr import Expr
@@ -131,13 +132,13 @@ class Backend(LoopBackend, Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelBuilder:
     """Builds the kernels of covers for the machine and the sizes of `solver`. `ordinal` is the number of the device
-    among its kind."""
+    among its kind, None where it need not be here."""
 
     run: PhaseRunner
     backend: Backend
     solver: Solver
     decisions: Decisions
-    ordinal: int = 0
+    ordinal: int | None = 0
     given: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
     """Schedules of kernels that the solver is not asked for."""
     tuned: Tuned = field(default_factory=Tuned)
@@ -156,8 +157,13 @@ class KernelBuilder:
 
     def solved(self, steps: Sequence[PlacedKernel]) -> list[Scheduled]:
         """Schedules and programs of kernels."""
+        found: list[Scheduled] = []
         with no_python_dispatcher():
-            return [self.solver.solve(kernel, layouts, self.given.get(kernel)) for kernel, layouts in steps]
+            for number, (kernel, layouts) in enumerate(steps):
+                if self.run is not in_silence:
+                    progress.count("schedule", number, len(steps))
+                found.append(self.solver.solve(kernel, layouts, self.given.get(kernel)))
+        return found
 
 
 def kernels_behind(

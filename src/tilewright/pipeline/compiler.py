@@ -206,14 +206,14 @@ def compile_fx(
         return _noted(gm, frozen or {}, runs, compilation, options)
 
 
-def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = ()) -> Compiled:
-    """Compile a graph that was captured before, perhaps by another process, for inference on the CPU. Sizes must fulfil
-    the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError under
-    `strict`, and CompilerMissing if the compiler that the options name does not work."""
+def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = (), device: str = "cpu") -> Compiled:
+    """Compile a graph that was captured before, perhaps by another process, for inference on a device. Sizes must
+    fulfil the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError
+    under `strict`, and CompilerMissing if the compiler that the options name does not work."""
     run, options = PhaseRecorder(), program.options
     with without_collector(), no_python_dispatcher():
         asked = CompileRequest(
-            run, options, DevicePlace("cpu"), program.shares, program.traced, _compile_body, False
+            run, options, DevicePlace(device), program.shares, program.traced, _compile_body, False
         )
         try:
             made = _generated(asked, program.graph)
@@ -231,6 +231,21 @@ def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = ()) -> 
     COMPILATIONS.add(runs, made_of)
     LOG.info("%s", made_of)
     return Compiled(runs, made_of)
+
+
+def plan_graph(program: CapturedProgram, device: str, machine: Target) -> PlannedGraph:
+    """Kernels and a plan for a kind of `device` and a `machine` that need not be here: nothing is timed, and nothing
+    can run. Raises what a phase raises, and UnsupportedError where no compiler for it is here."""
+    options = program.options.replace(measure=False, verify=False)
+    place = DevicePlace(device, machine=machine)
+    missing = find_missing(options, device)
+    if missing:
+        raise UnsupportedError(missing, phase="build", hint="save it where that is installed")
+    with without_collector(), no_python_dispatcher():
+        asked = CompileRequest(
+            PhaseRecorder(), options, place, program.shares, program.traced, _compile_body, False
+        )
+        return _generated(asked, program.graph)
 
 
 def _nothing(made: object) -> None:

@@ -253,7 +253,7 @@ def _compile_loops(state: State) -> State:
         lambda body: asked.compile_body(asked, body),
         asked.options,
         state.target,
-        asked.place.ordinal,
+        asked.place.ordinal or 0,
         Bodies(),
     )
     graph, bodies = compile_loops(state.graph, asked.place.backend, found)

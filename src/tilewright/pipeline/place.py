@@ -26,6 +26,8 @@ class DevicePlace:
     host: tuple[int, ...] = ()
     lazy_memory: bool = False
     """Whether memory is taken when it is needed: a pass of training on a GPU."""
+    machine: Target | None = None
+    """The machine that code is made for, which need not be here: nothing is timed or loaded. None: the device's own."""
 
     @property
     def backend(self) -> Backend:
@@ -40,9 +42,9 @@ class DevicePlace:
         return found
 
     @property
-    def ordinal(self) -> int:
-        """The number of the device among its kind."""
-        return torch.device(self.device).index or 0
+    def ordinal(self) -> int | None:
+        """The number of the device among its kind; None where it need not be here."""
+        return None if self.machine is not None else torch.device(self.device).index or 0
 
 
 def place_of(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> DevicePlace:
@@ -68,4 +70,4 @@ def find_missing(options: Options, where: str) -> str:
 
 def machine_of(place: DevicePlace, options: Options) -> Target:
     """The target behind a place, as the options let it compute."""
-    return place.backend.target(place.device, options)
+    return place.machine or place.backend.target(place.device, options)

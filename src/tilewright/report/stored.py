@@ -49,7 +49,8 @@ def read_facts(path: str) -> ReportFacts:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read a report: {error}", phase="report", place=path) from error
+        hint = "`tilewright report MODEL --json FILE` writes one"
+        raise InputError(f"cannot read a report: {error}", phase="report", place=path, hint=hint) from error
     return from_json(data, path)
 
 

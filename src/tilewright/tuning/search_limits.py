@@ -444,6 +444,8 @@ class BuildAttempts:
     """How often a kernel is built until it fits the shared memory."""
     max_refusal_probes: int = 32
     """How many builds at most find out which kernels of a library are refused."""
+    least_own_weight_elements: int = 1024
+    """Of a weight for which the library of our own routines is built while its program is traced."""
     max_graph_attempts: int = 4
     """How often a graph is compiled again without the kernels that were refused."""
 

@@ -19,8 +19,16 @@ class TextLimits:
     """Characters of each other part of an error that are shown."""
     max_explained_steps: int = 10
     """Kernels and calls that `explain` shows unless all are asked for."""
+    max_shown_graphs: int = 10
+    """Graphs of a model that a notebook shows."""
     max_named_ops: int = 4
     """Ops that are named beside a reason."""
+    least_expected_seconds: float = 1.0
+    """What took less is not remembered: nobody waits for an estimate."""
+    max_expected: int = 100
+    """Things of which it is remembered how long they took."""
+    max_expected_bytes: int = 1 << 20
+    """Of the file where that stands."""
 
 
 TEXTS = TextLimits()

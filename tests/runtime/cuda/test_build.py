@@ -165,7 +165,8 @@ def test_a_process_ends_with_its_workers(tmp_path: Path) -> None:
         "from tests.support.cuda.triton_sources import scaled\n"
         "from tilewright.runtime.cuda.build import *\nfrom tilewright.target import preset\n"
         "import sys\n"
-        f"build_kernels([scaled()], preset('sm_90'), Store(__import__('pathlib').Path({str(tmp_path / 'k')!r})))\n"
+        f"store = ContentStore(__import__('pathlib').Path({str(tmp_path / 'k')!r}))\n"
+        "build_kernels([scaled()], preset('sm_90'), store)\n"
         "print(workers()._all[0]._process.pid, 'triton' in sys.modules)\n"
     )
     done = subprocess.run(

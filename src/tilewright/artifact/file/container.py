@@ -159,10 +159,22 @@ def write(
         with replacing(path) as file:
             file.write(made)
     except OSError as error:
-        raise InputError(
-            f"the artifact cannot be written: {error}", phase="save", place=str(path),
-            hint="give a path in a folder that is yours",
-        ) from error  # fmt: skip
+        raise _unwritable(path, str(error)) from error
+
+
+def check_place(path: Path) -> None:
+    """Raise InputError where a file cannot be written, before there is anything to write."""
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise _unwritable(path, f"nothing can be written into {str(path.parent)!r}")
+
+
+def _unwritable(path: Path, why: str) -> InputError:
+    return InputError(
+        f"the artifact cannot be written: {why}", phase="save", place=str(path),
+        hint="give a path in a folder that is yours",
+    )  # fmt: skip
 
 
 def packed(

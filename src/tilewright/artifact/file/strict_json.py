@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from tilewright.errors import ArtifactError
@@ -55,11 +54,11 @@ def _depth(value: Json) -> int:
     for depth in range(ARTIFACTS.max_depth + 1):
         if not level:
             return depth
-        level = [part for x in level for part in _parts(x)]
+        parts: list[Json] = []
+        for x in level:
+            if isinstance(x, dict):  # not Mapping, whose check takes most of the time of reading
+                parts += x.values()
+            elif isinstance(x, list):
+                parts += x
+        level = parts
     return ARTIFACTS.max_depth + 1
-
-
-def _parts(x: Json) -> Sequence[Json]:
-    if isinstance(x, Mapping):
-        return list(x.values())
-    return x if isinstance(x, (list, tuple)) else ()

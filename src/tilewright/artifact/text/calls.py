@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -40,6 +40,7 @@ from .routines import Raw, Routines, name_of, written
 from .tensors import TensorReader, TensorWriter
 from .typed import check_types
 
+T = TypeVar("T")
 _CLASSES: Mapping[str, type] = {
     c.__name__: c
     for c in (
@@ -134,7 +135,9 @@ class CallReader:
             "LibraryCall": self._call,
             "raw": lambda value: value,
         }
-        self._plain = self._guarded(lambda: Reader(cast("Sequence[Sequence[Json]]", rows), _CLASSES, special))
+        self._plain = guarded(
+            lambda: Reader(cast("Sequence[Sequence[Json]]", rows), _CLASSES, special), place
+        )
 
     def read(self, x: Json, annotation: object) -> Any:
         """The value, which is of the annotated type through and through."""
@@ -144,18 +147,7 @@ class CallReader:
             check_types(value, annotation)
             return value
 
-        return self._guarded(checked)
-
-    def _guarded(self, act: Callable[[], Any]) -> Any:
-        """What `act` gives. What Python raises of data in another form becomes an ArtifactError."""
-        try:
-            return act()
-        except TilewrightError as error:
-            if isinstance(error, ArtifactError):
-                raise
-            raise damaged(error.message, self._place) from error
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as bad:
-            raise damaged(f"{type(bad).__name__}: {str(bad)[:200]}", self._place) from bad
+        return guarded(checked, self._place)
 
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:
         function = self._function(fields["calls"])
@@ -183,6 +175,18 @@ class CallReader:
                 place=self._place, hint="import what registers the op, or make it again with this version",
             )  # fmt: skip
         return cast("Callable[..., object]", found)
+
+
+def guarded(act: Callable[[], T], place: str) -> T:
+    """What `act` gives. What Python raises of data in another form becomes an ArtifactError."""
+    try:
+        return act()
+    except TilewrightError as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise damaged(error.message, place) from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as bad:
+        raise damaged(f"{type(bad).__name__}: {str(bad)[:200]}", place) from bad
 
 
 def _dtype(of: DType) -> Json:

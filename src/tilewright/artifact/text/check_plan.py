@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from tilewright.artifact.file.strict_json import damaged
@@ -15,17 +16,20 @@ from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, S
 from tilewright.runtime.plan.tensors import torch_dtype
 
 
-def check_plan(plan: Plan, constants: Sequence[Tensor], place: str) -> None:
-    """Raise ArtifactError unless all numbers of a plan are in range and its constants are as it says."""
+def check_plan(plan: Plan, constants: Sequence[Tensor], place: str, kind: str = "cpu") -> None:
+    """Raise ArtifactError unless all numbers of a plan are in range, its constants are as it says, and it runs on a
+    device of this `kind`."""
     try:
+        if torch.device(plan.device).type != kind:
+            raise ValueError("it runs elsewhere")
         _check(plan, constants)
-    except (VerifyError, ValueError, AttributeError, AssertionError) as bad:
+    except (VerifyError, ValueError, AttributeError, AssertionError, RuntimeError) as bad:
         raise damaged(f"its plan does not fit together: {bad}", place) from bad
 
 
 def _check(plan: Plan, constants: Sequence[Tensor]) -> None:
-    if len(plan.arguments) != len(plan.inputs) or plan.device != "cpu":
-        raise ValueError("its inputs have other numbers, or it runs elsewhere")
+    if len(plan.arguments) != len(plan.inputs):
+        raise ValueError("its inputs have other numbers")
     _within("input", (b for b in plan.arguments if b != -1), len(plan.buffers))
     _within("input", (b.input for b in plan.bindings), len(plan.inputs))
     _within("input", (*plan.written, *plan.host, *(k for k, _ in plan.placed)), len(plan.inputs))

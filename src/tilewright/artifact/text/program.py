@@ -252,14 +252,14 @@ def write_plan(plan: Plan, constants: Sequence[Tensor], tensors: TensorWriter) -
 
 
 def read_plan(
-    told: Json, tensors: TensorReader, routines: Routines, place: str
+    told: Json, tensors: TensorReader, routines: Routines, place: str, kind: str = "cpu"
 ) -> tuple[Plan, tuple[Tensor, ...]]:
-    """The plan that `write_plan` wrote, and its constants. Raises ArtifactError for other data."""
+    """The plan that `write_plan` wrote, for a `kind` of device, and its constants. Raises ArtifactError for others."""
     match told:
         case {"plan": body, "constants": [*held], "expressions": rows} if len(told) == 3:
             plan: Any = CallReader(rows, tensors, routines, place).read(body, Plan)
             constants = tuple(tensors[k] for k in held)
-            check_plan(plan, constants, place)
+            check_plan(plan, constants, place, kind)
             check_memory(plan)
             return plan, constants
         case _:

@@ -58,8 +58,10 @@ class TensorWriter:
 class TensorReader:
     """The table of tensors of a file that is read; each is made when it is asked for, always the same."""
 
-    def __init__(self, container: Container, rows: Json) -> None:
+    def __init__(self, container: Container, rows: Json, device: torch.device | None = None) -> None:
+        """`device`: where they are brought; None: they stay on the CPU, in the memory of the file."""
         self._container = container
+        self._device = device
         self._place = f"{container.place}, section tensors"
         if not isinstance(rows, (list, tuple)):
             raise damaged("its table of tensors is none", self._place)
@@ -96,9 +98,16 @@ class TensorReader:
                     raise damaged(
                         f"tensor {section} has {data.numel()} bytes, which is not its shape", self._place
                     )
-                return data.view(dtype).as_strided(sizes, steps)
+                made = data.view(dtype).as_strided(sizes, steps)
+                return made if self._device is None else _elsewhere(made, self._device)
             case _:
                 raise damaged(f"there is no such tensor: {str(row)[:80]}", self._place)
+
+
+def _elsewhere(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor on another device, with the same strides: its memory is copied, whatever it holds twice."""
+    memory = t.as_strided((_span(t.shape, t.stride()),), (1,)).to(device)
+    return memory.as_strided(t.shape, t.stride())
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:

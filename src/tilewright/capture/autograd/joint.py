@@ -39,7 +39,7 @@ from tilewright.capture.aliasing.shares import saved_inputs, told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
-from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
+from tilewright.capture.loops.recurrent import recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
 from tilewright.capture.loops.unrolled import val_of
@@ -49,6 +49,7 @@ from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
 from tilewright.errors import UnsupportedError
 
+from .mended_scans import mended_scans
 from .rng import dropped_by_masks, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
 

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import must_recompute
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+from .saved import must_recompute
 
 aten = torch.ops.aten
 CHANCE = "dropout_p"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.partitioners import must_recompute
 from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
@@ -26,6 +25,13 @@ _CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.
 
 
 _FIRST = "first_saved"
+_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def must_recompute(node: fx.Node) -> bool:
+    """Whether the program asks that the backward pass computes a value again. Torch has such a function beside its
+    partitioner, whose import brings all of Dynamo and Inductor."""
+    return node.meta.get("recompute") in _AGAIN
 
 
 def keep_compared(joint: fx.GraphModule) -> None:

@@ -37,6 +37,7 @@ from tilewright.pipeline.build import (
 from tilewright.pipeline.loops import Looping, M
 from tilewright.runtime.cuda.build import build_kernels
 from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
+from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.cuda.driver import device as driver_device
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs
@@ -65,9 +66,7 @@ class CudaBackend:
 
     def target(self, device: str, options: Options) -> Target:
         """With TF32 where torch's switch, or the option, lets products of fp32 read fewer bits."""
-        found = gpu_target(torch.device(device).index or 0)
-        rounds = singles_may_round() if options.tf32 is None else options.tf32
-        return found.rounding_singles() if rounds else found
+        return as_allowed(gpu_target(torch.device(device).index or 0), options)
 
     def scheduler(self, target: Target) -> Scheduler:
         """The one that serves such machines."""
@@ -110,7 +109,7 @@ class CudaBackend:
                 scheduled = builder.solved(steps)
                 continue
             known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
-            gpu = run("load", lambda: driver_device(builder.ordinal, store, solver.options))
+            gpu = run("load", lambda: _device(builder.ordinal, store, solver.options))
             number_of = {id(p): k for k, p in enumerate(programs)}
             places = [number_of[id(s.program)] for s in scheduled]
             buckets = {k: [(b.condition, number_of[id(b.program)]) for b in s.buckets]
@@ -185,6 +184,16 @@ class CudaBackend:
             return device
         name = torch.cuda.get_device_name(device)
         return f"{name}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+
+
+def as_allowed(target: Target, options: Options) -> Target:
+    """A GPU as torch's switch, or the option, lets it compute products of fp32."""
+    rounds = singles_may_round() if options.tf32 is None else options.tf32
+    return target.rounding_singles() if rounds else target
+
+
+def _device(ordinal: int | None, store: ContentStore, options: Options) -> Device | None:
+    return None if ordinal is None else driver_device(ordinal, store, options)
 
 
 def _seconds(run: Callable[[], object]) -> float:

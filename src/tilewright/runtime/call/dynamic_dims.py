@@ -67,11 +67,15 @@ class Naming:
             t = given[d.input]
             if not isinstance(t, Tensor):
                 raise InputError(
-                    f"dims names {d.input!r}, which is no tensor", phase="input", place=f"input {d.input}"
-                )
+                    f"dims names {d.input!r}, which is no tensor", phase="input", place=f"input {d.input}",
+                    hint="name dims of tensors",
+                )  # fmt: skip
             place = d.place + t.dim() if d.place < 0 else d.place
             if not 0 <= place < t.dim():
-                raise InputError(f"{d.input!r} has no dim {d.place}", phase="input", place=f"input {d.input}")
+                raise InputError(
+                    f"{d.input!r} has no dim {d.place}", phase="input", place=f"input {d.input}",
+                    hint=f"it has {t.dim()} dims, counted from 0",
+                )  # fmt: skip
             size = t.shape[place]
             self._check(d, size, sizes)
             yield d, t, place

@@ -213,11 +213,14 @@ class TracedWay(ReportsOfParts):
                     raise error.inner_exception from error
                 raise
             except torch._dynamo.exc.Unsupported as error:
-                raise UnsupportedError(
-                    f"the program is no single graph: {str(error).splitlines()[0]}", phase="capture",
-                    place=_user_place(str(error)),
+                raised = _observed(str(error))
+                why = f"it raises {raised}" if raised else str(error).splitlines()[0]
+                refused = UnsupportedError(
+                    f"the program is no single graph: {why}", phase="capture", place=_user_place(str(error)),
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
-                ) from error  # fmt: skip
+                )  # fmt: skip
+                if not raised or self.recorder.stop:
+                    raise refused from error
             except torch._dynamo.exc.UserError as error:
                 raise UnsupportedError(
                     f"torch cannot capture the program: {str(error).splitlines()[0]}", phase="capture",
@@ -241,6 +244,10 @@ class TracedWay(ReportsOfParts):
                     "torch has marked this program's code as not to be compiled", phase="capture",
                     hint="tilewright.reset() makes torch forget that, and what else it has compiled",
                 ) from error  # fmt: skip
+        self.target(
+            *args, **kwargs
+        )  # raises what the program raises for such arguments, as it does by itself
+        raise refused
 
     @contextmanager
     def _settings(self, oblivious: bool) -> Generator[None]:
@@ -397,6 +404,12 @@ def _user_place(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
     file, _, rest = lines[-1].removeprefix('File "').partition('", line ') if lines else ("", "", "")
     return f"{file}:{rest.partition(',')[0]}" if file else ""
+
+
+def _observed(text: str) -> str:
+    """The type of the program's own exception that ends its trace; empty if that is not what Dynamo's message says."""
+    found = re.search(r"raised exception (\w+)", text) if text.startswith("Observed exception") else None
+    return found[1] if found else ""
 
 
 def _torchs_reason(error: Exception) -> str:

@@ -212,6 +212,13 @@ class CompiledModel:
         done = self._way.done
         return f"<CompiledModel of {self._way.title}: {'not compiled yet' if done is None else done}>"
 
+    def _repr_html_(self) -> str:
+        """A small table for notebooks; compiles nothing."""
+        from tilewright.report.notebook import table  # when somebody looks
+
+        done = self._way.done
+        return table(self._way.title, done, () if done is None else self._way.compilations)
+
     @property
     def signature(self) -> Signature:
         """What the graph compiled last takes and gives, and its free sizes. Raises InputError before anything was

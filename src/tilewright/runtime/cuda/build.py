@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilewright import progress
@@ -33,14 +33,18 @@ _FORMAT = "triton-3"  # part of every key: raise it when the meaning of an entry
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """A kernel in machine code: the folder of its entry in the store, and its facts."""
+    """A kernel in machine code: the folder of its entry in the store, and its facts. With an `image`, that is the code,
+    and the folder is only a name for it."""
 
     folder: Path
     facts: KernelFacts
+    image: bytes | None = field(default=None, repr=False)
 
     @property
     def code(self) -> bytes:
         """The cubin or hsaco."""
+        if self.image is not None:
+            return self.image
         try:
             return (self.folder / CODE).read_bytes()
         except OSError as error:

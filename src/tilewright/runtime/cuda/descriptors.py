@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.emit.triton.kernel import TritonSource
-from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import Number, size
 from tilewright.lower.variants import ALIGNMENT
 
@@ -54,13 +53,14 @@ class Tensor:
 
 
 def tensors(
-    source: TritonSource, boxes: Sequence[Box], program: TileProgram, sizes: Mapping[str, Number]
+    source: TritonSource, boxes: Sequence[Box], elements: Sequence[int], sizes: Mapping[str, Number]
 ) -> tuple[Tensor, ...] | None:
-    """What the descriptors of a kernel show; None if the driver makes none of some (it makes none of empty tensors)."""
+    """What the descriptors of a kernel show; None if the driver makes none of some (it makes none of empty tensors).
+    `elements`: bytes of an element of each parameter."""
     found: list[Tensor] = []
     wanted = [(a.index, a.descriptor) for a in source.arguments if a.descriptor is not None]
     for (param, d), box in zip(wanted, boxes, strict=True):
-        element = program.params[param].dtype.bytes
+        element = elements[param]
         extents = tuple(size(e, sizes) for e in d.extents)
         strides = tuple(size(e, sizes) for e in d.strides)
         start = size(d.start, sizes) * element

@@ -84,12 +84,16 @@ class Loaded:
     """What the address points to."""
 
 
+def launcher_text() -> str:
+    """The C++ text of what launches kernels and reads tensors."""
+    return "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+
+
 class Driver:
     """The driver's library, opened once for a process. Raises BuildError where there is none."""
 
     def __init__(self, store: ContentStore, options: Options, library: str = LIBRARY) -> None:
-        text = "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
-        native = built([text], (), store, options)
+        native = built([launcher_text()], (), store, options)
         place, number = ctypes.c_void_p, ctypes.c_int64
         native.tw_cuda_open.argtypes = [ctypes.c_char_p, place]
         native.tw_cuda_error.restype = ctypes.c_char_p

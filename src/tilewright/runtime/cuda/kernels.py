@@ -11,12 +11,20 @@ from functools import partial
 from types import MappingProxyType
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
-from tilewright.errors import UnsupportedError, VerifyError
+from tilewright.errors import BuildError, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.ir.sizes.host import Number, number, size
-from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
+from tilewright.lower.variants import (
+    ALIGNMENT,
+    NARROW_LIMIT,
+    LaunchNeeds,
+    Variant,
+    aligning,
+    needs_of,
+    variants,
+)
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.launch import Launching
 from tilewright.tuning.thresholds import GPU_WORK
@@ -112,29 +120,41 @@ class VariantCompiler:
 
 
 class CudaUnit:
-    """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them: wide
-    ones by its sizes, generic ones by its sizes or its addresses."""
+    """Kernels of `programs` (or of what launches need of them) on one device; None: built for a machine that is not
+    here. Variants that are not among `known` are built when a call needs them: wide ones by its sizes, generic ones by
+    its sizes or its addresses."""
 
     def __init__(
         self,
-        programs: Sequence[TileProgram],
+        programs: Sequence[TileProgram | LaunchNeeds],
         symbols: Sequence[str],
         compiler: VariantCompiler,
-        device: Device,
+        device: Device | None,
         known: Mapping[tuple[int, Variant], tuple[TritonSource, BuiltKernel]] = MappingProxyType({}),
         buckets: Mapping[int, Sequence[tuple[Expr, int]]] = MappingProxyType({}),
     ) -> None:
         """`symbols`: names of sizes in the order in which `prepare` gets them. `buckets[k]`: kernels that stand for k
         where a condition on the sizes holds, the best one first."""
-        self.programs = tuple(programs)
+        self.needs = tuple(p if isinstance(p, LaunchNeeds) else needs_of(p) for p in programs)
         self.symbols = tuple(symbols)
-        self.device = device
+        self._device = device
         self._print, self._build = compiler.printed, compiler.build
-        self._possible = tuple(variants(p) for p in self.programs)
-        self._reach = tuple(reach(p) for p in self.programs)
         self._built = dict(known)
-        self._buckets = dict(buckets)
+        self.buckets = dict(buckets)
         self._lock = threading.Lock()
+
+    @property
+    def device(self) -> Device:
+        """Where it runs. Raises BuildError where that is not here."""
+        if self._device is None:
+            raise BuildError("these kernels were built for a machine that is not here", phase="load")
+        return self._device
+
+    def every_variant(self) -> Mapping[tuple[int, Variant], tuple[TritonSource, BuiltKernel]]:
+        """All that calls may need, built. Raises what building raises."""
+        wanted = [(k, v) for k, n in enumerate(self.needs) for v in n.variants]
+        self._ensure(wanted)
+        return {w: self._built[w] for w in wanted}
 
     # --- variants ---
 
@@ -148,17 +168,17 @@ class CudaUnit:
 
     def is_wide(self, kernel: int, sizes: Mapping[str, Number]) -> bool:
         """Whether index arithmetic of `kernel` needs 64 bits under these sizes."""
-        ends, possible = self._reach[kernel], self._possible[kernel]
+        ends, possible = self.needs[kernel].reach, self.needs[kernel].variants
         if ends is None or all(v.wide for v in possible):
             return True
         return any(v.wide for v in possible) and any(size(e, sizes) > NARROW_LIMIT for e in ends)
 
     def ready(self, kernel: int, sizes: Mapping[str, Number]) -> Ready | None:
         """What to launch for exact sizes; None for a grid without points."""
-        kernel = next((k for when, k in self._buckets.get(kernel, ()) if number(when, sizes)), kernel)
+        kernel = next((k for when, k in self.buckets.get(kernel, ()) if number(when, sizes)), kernel)
         blocks = 1
-        for g in self.programs[kernel].grid:
-            blocks *= max(0, size(g.extent, sizes))
+        for extent in self.needs[kernel].grid:
+            blocks *= max(0, size(extent, sizes))
         if not blocks:
             return None
         if blocks > MAX_GRID_BLOCKS:
@@ -168,7 +188,9 @@ class CudaUnit:
         wide = self.is_wide(kernel, sizes)
         generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
         special = (
-            self._aligned(aligned, generic, blocks, sizes) if aligned[1] in self._possible[kernel] else None
+            self._aligned(aligned, generic, blocks, sizes)
+            if aligned[1] in self.needs[kernel].variants
+            else None
         )
         if special is not None and generic not in self._built:
             return special
@@ -193,7 +215,7 @@ class CudaUnit:
             return None
         self._ensure([which])
         source, built = self._built[which]
-        shown = tensors(source, built.facts.boxes, self.programs[which[0]], sizes)
+        shown = tensors(source, built.facts.boxes, self.needs[which[0]].elements, sizes)
         if shown is None:
             return None
         plain = tuple(a for a in source.arguments if a.descriptor is None)

@@ -94,7 +94,7 @@ def recorder(unit: object, ordinal: int) -> DeviceRecorder:
     """What records steps that run the kernels of `unit` on device number `ordinal`."""
     if not isinstance(unit, CudaUnit):
         return StepRecorder(ordinal, None, checked=False)
-    return StepRecorder(ordinal, unit.device, checked=any(p.is_checked() for p in unit.programs))
+    return StepRecorder(ordinal, unit.device, checked=any(n.checked for n in unit.needs))
 
 
 def refusal_of(loop: Loop, plan: Plan, checked: bool) -> str:

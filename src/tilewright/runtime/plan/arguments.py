@@ -121,7 +121,10 @@ def check_tensor(k: int, spec: Spec, a: object, device: str) -> None:
     """Raise InputError unless argument `k` is the tensor that `spec` describes, on `device`."""
     place = f"input {k}"
     if not isinstance(a, Tensor):
-        raise InputError(f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place)
+        raise InputError(
+            f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place,
+            hint="give a tensor, or only arrays",
+        )  # fmt: skip
     wanted = torch_dtype(spec.dtype)
     if a.dtype != wanted:
         raise InputError(
@@ -137,27 +140,34 @@ def check_tensor(k: int, spec: Spec, a: object, device: str) -> None:
         )  # fmt: skip
     if a.dim() != len(spec.shape):
         raise InputError(
-            f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place
-        )
+            f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place,
+            hint="compile the model for inputs like this one",
+        )  # fmt: skip
 
 
 def check_out(k: int, given: object, dtype: torch.dtype, device: str, shape: tuple[int, ...] | None) -> None:
     """Raise InputError unless the caller's tensor `k` can take a result."""
     place = f"out {k}"
     if not isinstance(given, Tensor):
-        raise InputError(f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place)
+        hint = "give a tensor for each output"
+        raise InputError(
+            f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place, hint=hint
+        )
     if given.dtype != dtype or str(given.device) != device:
         raise InputError(
-            f"out {k} is {given.dtype} on {given.device}, {dtype} on {device} is needed",
-            phase="input",
-            place=place,
-        )
+            f"out {k} is {given.dtype} on {given.device}, {dtype} on {device} is needed", phase="input", place=place,
+            hint="give a tensor as the program returns it, or none",
+        )  # fmt: skip
     if shape is not None and tuple(given.shape) != shape:
         raise InputError(
-            f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place
-        )
+            f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place,
+            hint="give a tensor of that shape",
+        )  # fmt: skip
     if repeats_memory(given):
-        raise InputError(f"out {k} holds one element at several places", phase="input", place=place)
+        hint = "give one whose elements have memory of their own"
+        raise InputError(
+            f"out {k} holds one element at several places", phase="input", place=place, hint=hint
+        )
 
 
 def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> object:
@@ -167,7 +177,8 @@ def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     leaves, spec = pytree.tree_flatten(result)
     at = [k for k, x in enumerate(leaves) if isinstance(x, Tensor)]
     if len(at) != len(out):
-        raise InputError(f"out has {len(out)} tensors, there are {len(at)} outputs", phase="input")
+        hint = "give a tensor for each output"
+        raise InputError(f"out has {len(out)} tensors, there are {len(at)} outputs", phase="input", hint=hint)
     ranges = [(f"input {k}", memory_range(t)) for k, t in enumerate(inputs)]
     for place, (k, given) in enumerate(zip(at, out, strict=True)):
         made = leaves[k]

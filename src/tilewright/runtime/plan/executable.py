@@ -311,7 +311,10 @@ class Executable:
         """Let the plan write into `out` where it can; returns those that must be copied to afterwards."""
         wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
         if len(out) != len(wanted):
-            raise InputError(f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input")
+            hint = "give a tensor for each output"
+            raise InputError(
+                f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input", hint=hint
+            )
         ranges = [
             (f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None
         ]

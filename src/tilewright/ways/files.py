@@ -26,6 +26,9 @@ from tilewright.capture.onnx import (
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
+from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
+from tilewright.keep.captures import CapturedWay, FileBytes, KeptCaptures
+from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
@@ -35,12 +38,9 @@ from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.fallback import EagerRegion
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
+from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.plan.steps import CALLED
 from tilewright.tuning.input_limits import MODELS
-
-from .errors import InputError, ModelError, TilewrightError, UnsupportedError
-from .keep.captures import CapturedWay, FileBytes, KeptCaptures
-from .options import Options
 
 LOG = logging.getLogger("tilewright")
 
@@ -141,7 +141,10 @@ class FileGraphs:
                     groups.setdefault(dim, []).append((i, place))
             same = [g for g in groups.values() if len(g) > 1] if equal else []
             try:
-                program = trace(self._module, examples, [list(e) for e in dims], same, oblivious=oblivious)
+                with built_ahead((*self._module.buffers(), *self._module.parameters()), self._options):
+                    program = trace(
+                        self._module, examples, [list(e) for e in dims], same, oblivious=oblivious
+                    )
             except (UnsupportedError, ModelError) as error:
                 refused = refused or error
                 continue

@@ -1,0 +1,101 @@
+"""Torch's own differentiation of scans, mended while joint graphs are traced."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._higher_order_ops import partitioner as joint_tracing
+from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopJointGraph, HopPartitionedGraph
+from torch._higher_order_ops.scan import ScanAutogradImpl
+from torch.utils.checkpoint import CheckpointPolicy
+
+from tilewright.capture.loops.recurrent import computes_again
+
+
+@contextmanager
+def mended_scans() -> Generator[None]:
+    """While active, torch differentiates scans of which a step passes a gradient on as it is, or of which gradients of
+    two results lie in one memory: it refuses those itself. A joint graph, which holds the gradients already, is traced
+    a second time without asking for those of its own (complex views and batch norms have none there). And what cuts
+    scans into passes does not tell all that it does, as some versions ask it to."""
+    logger = logging.getLogger("torch._higher_order_ops.partitioner")
+    level, partitioner = logger.level, HopGraphMinCutPartitioner
+    plain, backward = partitioner.create_partitioned_graph, ScanAutogradImpl.call_backward
+    cut, traced = HopJointGraph.partition, joint_tracing.materialize_as_graph
+
+    def traced_silently(fn: Callable[..., object], *args: Any, **named: Any) -> fx.GraphModule:
+        if not isinstance(getattr(fn, "__wrapped__", None), fx.GraphModule):
+            return traced(fn, *args, **named)
+        return traced(torch.no_grad()(fn), *args, **named)
+
+    def called(self: ScanAutogradImpl, *gradients: object) -> object:
+        return backward(self, *(g.clone() if isinstance(g, Tensor) else g for g in gradients))
+
+    def created(*args: Any, **named: Any) -> HopPartitionedGraph:
+        made = plain(*args, **named)
+        _own_results(made.bw_gm)
+        return made
+
+    def partition(self: HopJointGraph, *args: Any, **named: Any) -> HopPartitionedGraph:
+        if computes_again():
+            _compute_again(self.joint_gm)
+        return cut(self, *args, **named)
+
+    logger.setLevel(max(level, logging.INFO))
+    HopJointGraph.partition = partition
+    joint_tracing.materialize_as_graph = traced_silently
+    partitioner.create_partitioned_graph = staticmethod(created)
+    ScanAutogradImpl.call_backward = called
+    try:
+        yield
+    finally:
+        partitioner.create_partitioned_graph = staticmethod(plain)
+        ScanAutogradImpl.call_backward = backward
+        HopJointGraph.partition = cut
+        joint_tracing.materialize_as_graph = traced
+        logger.setLevel(level)
+
+
+def _compute_again(joint: fx.GraphModule) -> None:
+    """Mark what the forward pass makes as what the backward pass makes again; but for random numbers, which it would
+    draw anew."""
+    late: set[fx.Node] = set()
+    for n in joint.graph.nodes:
+        tangent = n.op == "placeholder" and n.name.startswith("tangents")
+        if tangent or any(a in late for a in n.all_input_nodes):
+            late.add(n)
+        elif n.op == "call_function":
+            drawn = _draws(n) or any(map(_draws, n.all_input_nodes)) and n.target is operator.getitem
+            n.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _own_results(gm: fx.GraphModule) -> None:
+    """Results that are inputs, or other results, as copies."""
+    output = gm.graph.output_node()
+    seen: set[fx.Node] = set()
+    with gm.graph.inserting_before(output):
+
+        def own(n: fx.Node) -> fx.Node:
+            shared = n.op == "placeholder" or n in seen
+            seen.add(n)
+            if not shared or not isinstance(n.meta.get("val"), Tensor):
+                return n
+            copy = gm.graph.call_function(torch.ops.aten.clone.default, (n,))
+            copy.meta = dict(n.meta)
+            return copy
+
+        output.args = (fx.map_arg(output.args[0], own),)
+    gm.recompile()
