@@ -16,7 +16,7 @@ from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError, BuildError, InputError, warn
+from tilewright.errors import ArtifactError, BuildError, InputError, shown, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
@@ -31,6 +31,7 @@ from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import preset
+from tilewright.tuning.text_limits import TEXTS
 
 from . import machine
 from .way import LoadedGraph, LoadedWay
@@ -63,7 +64,8 @@ def load(
         return CompiledModel(_Loader(file, facts, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
-    warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
+    why = shown(refused, TEXTS.max_message_characters)
+    warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
     names = tuple(str(row["name"]) for row in facts.rows)
@@ -106,7 +108,8 @@ class _Facts:
                 raise damaged("its header tells a target otherwise", file.place)
         if not names or len(rows) != len(names):
             raise damaged("it has no graph", file.place)
-        self.title, self.made, self.options, self.target_facts = title, made, options, facts
+        self.title = shown(title, TEXTS.max_place_characters)
+        self.made, self.options, self.target_facts = made, options, facts
         self.libraries = libraries
         self.rows: list[Mapping[str, Json]] = []
         for name, row in zip(names, rows, strict=True):
@@ -117,7 +120,7 @@ class _Facts:
                     raise damaged("its header tells a graph otherwise", file.place)
         self.machine_name = str(facts.get("name"))
         by = f"tilewright {made.get('tilewright')} with torch {made.get('torch')}"
-        self.origin = f"made by {by} for {self.machine_name}"
+        self.origin = shown(f"made by {by} for {self.machine_name}", TEXTS.max_message_characters)
 
 
 def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:

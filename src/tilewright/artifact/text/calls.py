@@ -154,7 +154,7 @@ class CallReader:
             if isinstance(error, ArtifactError):
                 raise
             raise damaged(error.message, self._place) from error
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as bad:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as bad:
             raise damaged(f"{type(bad).__name__}: {str(bad)[:200]}", self._place) from bad
 
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:

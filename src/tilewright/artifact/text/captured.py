@@ -17,6 +17,7 @@ from tilewright.options import Options
 from tilewright.pipeline.state import CapturedProgram
 
 from .tensors import TensorReader, TensorWriter
+from .typed import check_types
 
 
 def write_captured(captured: CapturedProgram, tensors: TensorWriter) -> Json:
@@ -60,8 +61,9 @@ def read_captured(file: Container, name: str, tensors: TensorReader, options: Op
 def _read(text: Mapping[str, Json], held: list[object], place: str) -> Graph:
     try:
         graph = read_graph(text, held)
+        check_types(graph, Graph)
         graph.verify()
-    except (TilewrightError, ValueError, AssertionError) as bad:
+    except (TilewrightError, ValueError, TypeError, LookupError, AssertionError, RecursionError) as bad:
         raise damaged(f"its graph: {bad}", place) from bad
     return graph
 

@@ -74,8 +74,12 @@ class TensorReader:
         return self._made[k]
 
     def own(self, k: object) -> Tensor:
-        """A copy that the program may write to."""
-        return self[k].clone(memory_format=torch.preserve_format)
+        """A copy that the program may write to. Raises ArtifactError where elements share memory: nothing can write to
+        such a tensor, and a copy may take any memory."""
+        t = self[k]
+        if spread_bytes(t):
+            raise damaged(f"tensor {k} is written to, and elements of it share memory", self._place)
+        return t.clone(memory_format=torch.preserve_format)
 
     def _read(self, row: Json) -> Tensor:
         match row:
@@ -99,6 +103,11 @@ class TensorReader:
                 return data.view(dtype).as_strided(sizes, steps)
             case _:
                 raise damaged(f"there is no such tensor: {str(row)[:80]}", self._place)
+
+
+def spread_bytes(t: Tensor) -> int:
+    """By how many bytes a dense copy is larger than the memory of a tensor."""
+    return max(0, t.nbytes - t.untyped_storage().nbytes())
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
