@@ -89,6 +89,7 @@ class CallWriter:
             f"{self._what} holds a {type(x).__name__}, which an artifact cannot hold",
             phase="save",
             op=self._what,
+            hint="compile the model where it runs (warm caches make that quick)",
         )
 
     def _call(self, call: LibraryCall) -> Json:
