@@ -198,3 +198,31 @@ def test_titles_are_plain_text(pointwise: bytes, tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="built again"):
         loaded = tilewright.load(tmp_path / "x.tw")
     assert repr(loaded).isprintable() and repr(loaded).encode()
+
+
+def _line(cache: torch.Tensor, at: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    cache.index_copy_(1, at, x * 2)
+    return cache.sum(0)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_lines_that_data_place_are_kept(sealed: bool, tmp_path: Path) -> None:
+    """A cache that is written where data say, by its own machine code and built again; no place outside is written."""
+    args = (torch.randn(2, 9, 4), torch.tensor([3]), torch.randn(2, 1, 4))
+    compiled = tilewright.compile(_line, tuple(t.clone() for t in args))
+    path = tmp_path / "x.tw"
+    tilewright.save(compiled, path)
+    if not sealed:
+        data = path.read_bytes()
+        path.write_bytes(data[: PREFIX.size - 32] + bytes(32) + data[PREFIX.size :])
+    if sealed:
+        loaded = tilewright.load(path, rebuild=False)
+    else:
+        with pytest.warns(RuntimeWarning, match="built again"):
+            loaded = tilewright.load(path)
+    got, want = [t.clone() for t in args], [t.clone() for t in args]
+    torch.testing.assert_close(loaded(*got), _line(*want))
+    torch.testing.assert_close(got, want)
+    with pytest.raises(IndexError):
+        loaded(got[0], torch.tensor([9]), got[2])
+    torch.testing.assert_close(got, want)

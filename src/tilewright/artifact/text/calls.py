@@ -47,7 +47,7 @@ _CLASSES: Mapping[str, type] = {
         Precondition, Spec, View,
     )
 }  # fmt: skip
-_COMPILING = frozenset({"task", "spare", "refused", "loop", "function"})
+_COMPILING = frozenset({"task", "spare", "refused", "loop", "function", "over", "line"})
 """What only compiling needs of a call."""
 _OPERATORS: Mapping[str, Callable[..., object]] = {
     f.__name__: f
@@ -102,6 +102,7 @@ class CallWriter:
         made: Json = {
             "is": "LibraryCall",
             "calls": self._function(call.function, call.name),
+            "in place": call.function is call.over,
             **self._plain.fields(call, _COMPILING),
         }
         self._what = before
@@ -160,10 +161,10 @@ class CallReader:
 
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:
         function = self._function(fields["calls"])
-        rest = self._plain.fields({k: v for k, v in fields.items() if k != "calls"})
+        rest = self._plain.fields({k: v for k, v in fields.items() if k not in ("calls", "in place")})
         if _COMPILING & rest.keys():
             raise ValueError("a call says what only compiling needs")
-        return LibraryCall(function=function, **rest)
+        return LibraryCall(function=function, over=function if fields["in place"] is True else None, **rest)
 
     def _function(self, told: Json) -> Callable[..., object]:
         found: object = None
