@@ -16,6 +16,9 @@ import operator
 from torch._C import _dispatch_has_kernel
 from torch._ops import OpOverload
 
+from .aten.in_place import OverFirst as OverFirst
+from .aten.in_place import over_first as over_first
+
 _NAMESPACES = frozenset({"aten", "prims"})
 _POINTWISE = """
 __lshift__ __rshift__ abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2

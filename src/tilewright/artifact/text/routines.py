@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.capture.aten.in_place import OverFirst, over_first
+from tilewright.capture.safe_ops import OverFirst, over_first
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Routine
 from tilewright.ir.task import Attention
