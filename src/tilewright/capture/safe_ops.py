@@ -16,8 +16,9 @@ import operator
 from torch._C import _dispatch_has_kernel
 from torch._ops import OpOverload
 
-from .aten.in_place import OverFirst as OverFirst
-from .aten.in_place import over_first as over_first
+from .aten.in_place import OverFirst, over_first
+
+__all__ = ["OverFirst", "is_safe_op", "over_first", "takes_only_numbers"]
 
 _NAMESPACES = frozenset({"aten", "prims"})
 _POINTWISE = """
