@@ -180,8 +180,8 @@ def test_conditions_are_of_sizes_alone(rows: Rows, pointwise: bytes, tmp_path: P
     ],
 )  # fmt: skip
 def test_calls_are_of_ops_that_look_at_what_they_are_given(op: str) -> None:
-    """Torch has these, and by their schemas they write into nothing; yet each crashed a process, read or wrote memory
-    of others, went on for ever, or changed what holds for all."""
+    """By their schemas these write into nothing. Some crash a process (a signal was seen), some take operands that do
+    not fit without a word, some write into operands, and some are TorchScript's: numbers, texts, seeds and modes."""
     found = find_op(op)
     assert found is not None and not is_safe_op(found)
 
