@@ -12,8 +12,10 @@ that is not proved here or looked at when it runs:
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 
@@ -21,8 +23,11 @@ import torch
 from torch import Tensor
 
 from tilewright.analysis.runtime_checks import from_data, inside_of
-from tilewright.capture.safe_ops import is_safe_op
-from tilewright.errors import ArtifactError
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.artifact.text.program import Interface
+from tilewright.artifact.text.tensors import spread_bytes
+from tilewright.capture.safe_ops import is_safe_op, takes_only_numbers
+from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.ir import reduction as reductions
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32, i64
 from tilewright.ir.expr import (
@@ -45,7 +50,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.plan.tensors import torch_dtype
-from tilewright.tuning.input_limits import ARTIFACTS, MODELS
+from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES, MODELS
 
 _SYMBOL = re.compile(r"[su][0-9]{1,9}")
 _UNTOLD = re.compile(r"[^A-Za-z0-9_.:]")
@@ -56,19 +61,58 @@ _DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 def harmless(program: CapturedProgram, place: str) -> CapturedProgram:
     """The program with all that was not proved taken out. Raises ArtifactError where that leaves nothing to run."""
-    try:
+    with _proving(place):
         graph = _Harmless(program.graph).graph()
         graph.verify()
-    except (_Harmful, ValueError, KeyError, TypeError, AttributeError, AssertionError, LookupError) as bad:
+        return replace(program, graph=graph, traced=_likely(program.traced))
+    raise AssertionError
+
+
+def harmless_interface(made: Interface, graph: Graph, place: str) -> Interface:
+    """How a harmless graph is called, with conditions over its sizes alone and tensors that take no more memory than
+    a file may ask for. Raises ArtifactError for others."""
+    with _proving(place):
+        _check_spread(t for _, t in made.form.given if t is not None)
+        conditions = _Harmless(graph).conditions(made.conditions)
+        return replace(made, conditions=conditions)
+    raise AssertionError
+
+
+@contextmanager
+def _proving(place: str) -> Generator[None]:
+    """Make an ArtifactError of what cannot be proved, whatever fails on the way."""
+    try:
+        yield
+    except _UNPROVED as bad:
         raise ArtifactError(
             f"its graph is not proved harmless: {str(bad)[:200]}", place=place,
             hint="load it with trust=True if you trust who made it",
         ) from bad  # fmt: skip
-    return replace(program, graph=graph)
 
 
 class _Harmful(Exception):
     """What cannot be made harmless."""
+
+
+_UNPROVED = (
+    _Harmful, TilewrightError, ValueError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
+    RuntimeError,
+)  # fmt: skip
+"""What is raised of a graph that nobody vouches for. A nesting that is too deep for Python is a RuntimeError."""
+
+
+def _likely(traced: SizeHints) -> SizeHints:
+    """The sizes that a graph was traced with, as far as they may be some."""
+    largest = MODEL_FILES.max_tensor_elements
+    return SizeHints(
+        {name: n for name, n in traced.sizes.items() if _SYMBOL.fullmatch(name) and 0 <= n <= largest}
+    )
+
+
+def _check_spread(tensors: Iterable[Tensor]) -> None:
+    """Raise _Harmful where tensors, made dense, would take much more memory than the file."""
+    if sum(map(spread_bytes, tensors)) > ARTIFACTS.max_spread_bytes:
+        raise _Harmful("its tensors are larger than what it holds of them")
 
 
 class _Harmless:
@@ -88,6 +132,9 @@ class _Harmless:
                 # Nothing divides by a size of 0 then. A call with such a size is refused.
                 self._ranges[s.name] = max(1, min(low, s.low)), wide
 
+        for at in graph.layouts.values():
+            for name in _names(at.strides):
+                self._ranges.setdefault(name, (0, None))  # a step that an input tells: torch has none below 0
         numbers = {n for op in graph.ops for n in _names(op.binds)}
         for name in {n for op in graph.ops for v in op.outputs for n in _names(v.shape)} - numbers:
             self._ranges.setdefault(name, (0, None))  # a size that a call tells
@@ -96,6 +143,7 @@ class _Harmless:
         """The graph, of the same meaning if it was an honest one."""
         given = self._given
         inputs = tuple(self._value(v) if isinstance(v, Value) else self._size(v) for v in given.inputs)
+        _check_spread(t for t in given.constants.values() if isinstance(t, Tensor))
         constants = {self._value(v): _constant(v, t) for v, t in given.constants.items()}
         ops = tuple(self._op(op) for op in given.ops)
         outputs = tuple(
@@ -125,6 +173,14 @@ class _Harmless:
             tuple((k, self._size(e)) for k, e in given.placed),
         )
 
+    def conditions(self, given: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Conditions that only read sizes of the graph."""
+        for c in given:
+            unknown = set(_names([c])) - self._ranges.keys()
+            if c.dtype is not bool_ or unknown:
+                raise _Harmful(f"a condition on {sorted(unknown)}")
+        return tuple(map(self._size, given))
+
     # --- parts ---
 
     def _value(self, v: Value) -> Value:
@@ -136,7 +192,16 @@ class _Harmless:
         return self._values[v]
 
     def _layout(self, at: Layout) -> Layout:
-        return Layout(tuple(map(self._size, at.strides)))
+        return Layout(self._strides(at.strides))
+
+    def _strides(self, given: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Steps that no tensor of torch's has would be believed of it, and lead in front of it or far behind it."""
+        strides = tuple(map(self._size, given))
+        for s in strides:
+            fixed = dims.static(s)
+            if not dims.at_least(s, 0) or (fixed is not None and fixed > MODEL_FILES.max_shape_product):
+                raise _Harmful(f"{s} is no step of a tensor")
+        return strides
 
     def _size(self, e: Expr) -> Expr:
         """A size, which reads nothing."""
@@ -194,7 +259,7 @@ class _Harmless:
                 raise _Harmful("an axis that is not declared")
             made = transform(b, renamed, memo)
             _check_divisions(made)
-            body.append(_held_inside(made, inputs, ()))
+            body.append(_Inside(made, inputs).held(made, ()))
         return TensorExpr(
             tuple(new[a] for a in given.axes), tuple(body), tuple(new[a] for a in given.reduce), given.reduction,
             None if given.scan is None else new[given.scan],
@@ -206,18 +271,25 @@ class _Harmless:
         """A call without promises: what it gives is looked at when it runs."""
         if call.loop is not None or call.group is not None or call.starts:
             raise _Harmful(f"{_name(call.name)} is a loop or needs other processes")
-        if not is_safe_op(call.function):
-            raise _Harmful(f"{_name(call.name)} is no functional op of torch's own")
+        if not is_safe_op(call.function, apart=call.apart is True):
+            raise _Harmful(
+                f"{_name(call.name)} is no functional op of torch's own that looks at what it is given"
+            )
         args, kwargs = (
             self._argument(call.args, operands),
             self._argument([v for _, v in call.kwargs], operands),
         )
         assert isinstance(args, tuple) and isinstance(kwargs, list)
+        if takes_only_numbers(call.function) and any(
+            isinstance(a, (str, list, tuple))
+            for a in (*args, *kwargs)  # pyright: ignore[reportUnknownVariableType]
+        ):
+            raise _Harmful(f"{_name(call.name)} is given no numbers")
         names = [str(name) for name, _ in call.kwargs]
         return LibraryCall(
             _name(call.name), call.function, args, tuple(zip(names, kwargs, strict=True)),  # pyright: ignore[reportUnknownArgumentType]
-            strides=tuple(tuple(map(self._size, s)) for s in call.strides), reason=_reason(call.reason), pure=False,
-            lies=tuple(None if s is None else tuple(map(self._size, s)) for s in call.lies), apart=bool(call.apart),
+            strides=tuple(map(self._strides, call.strides)), reason=_reason(call.reason), pure=False,
+            lies=tuple(None if s is None else self._strides(s) for s in call.lies), apart=bool(call.apart),
             places=tuple(int(p) for p in call.places if p >= 0),
         )  # fmt: skip
 
@@ -255,23 +327,42 @@ def _check_divisions(e: Expr) -> None:
             raise _Harmful(f"{x} may divide by zero")
 
 
-def _held_inside(e: Expr, inputs: Sequence[Value], known: tuple[Expr, ...]) -> Expr:
-    """`e` with each read at places inside of its tensor, under conditions that are `known` to hold."""
-    if e.op == "read":
-        assert isinstance(e.value, int)
-        if not 0 <= e.value < len(inputs) or len(e.args) != len(inputs[e.value].shape):
-            raise _Harmful(f"{e} reads no operand")
-        index = [_held_inside(i, inputs, known) for i in e.args]
-        shape = inputs[e.value].shape
-        places = tuple(_place(i, n, known) for i, n in zip(index, shape, strict=True))
-        return make("read", places, e.dtype, e.value)
-    if e.op == "where":
-        condition = _held_inside(e.args[0], inputs, known)
-        yes = _held_inside(e.args[1], inputs, (*known, *conjuncts(condition)))
-        return _again(e, (condition, yes, _held_inside(e.args[2], inputs, known)))
-    if not e.args or not any(x.op == "read" for x in walk(e)):
-        return e
-    return _again(e, tuple(_held_inside(a, inputs, known) for a in e.args))
+class _Inside:
+    """Moves the reads of one expression to places inside of their tensors."""
+
+    def __init__(self, whole: Expr, inputs: Sequence[Value]) -> None:
+        self._inputs = inputs
+        self._reading: set[Expr] = set()
+        for x in walk(whole):
+            if x.op == "read" or not self._reading.isdisjoint(x.args):
+                self._reading.add(x)
+        self._made: dict[tuple[Expr, tuple[Expr, ...]], Expr] = {}
+
+    def held(self, e: Expr, known: tuple[Expr, ...]) -> Expr:
+        """A part of the expression with each read inside, under conditions that are `known` to hold."""
+        if e not in self._reading:
+            return e
+        found = self._made.get((e, known))
+        if found is None:
+            if len(self._made) > ARTIFACTS.max_expression_nodes:
+                raise _Harmful("an expression has too many parts")
+            found = self._made[e, known] = self._moved(e, known)
+        return found
+
+    def _moved(self, e: Expr, known: tuple[Expr, ...]) -> Expr:
+        if e.op == "read":
+            assert isinstance(e.value, int)
+            if not 0 <= e.value < len(self._inputs) or len(e.args) != len(self._inputs[e.value].shape):
+                raise _Harmful(f"{e} reads no operand")
+            index = [self.held(i, known) for i in e.args]
+            shape = self._inputs[e.value].shape
+            places = tuple(_place(i, n, known) for i, n in zip(index, shape, strict=True))
+            return make("read", places, e.dtype, e.value)
+        if e.op == "where":
+            condition = self.held(e.args[0], known)
+            yes = self.held(e.args[1], (*known, *conjuncts(condition)))
+            return _again(e, (condition, yes, self.held(e.args[2], known)))
+        return _again(e, tuple(self.held(a, known) for a in e.args))
 
 
 def _again(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -296,7 +387,9 @@ def _check_node(x: Expr) -> None:
         case "const":
             whole = type(x.value) in (bool,) if x.dtype.kind is Kind.BOOL else type(x.value) is int
             whole = type(x.value) in (float, Fraction) if x.dtype.is_float else whole
-            good = whole and not x.args
+            good = (
+                whole and not x.args and (not isinstance(x.value, Fraction) or math.isfinite(float(x.value)))
+            )
         case "symbol":
             good = isinstance(x.value, Symbol) and _is_size(x.value) and not x.args and x.dtype is i64
         case "axis":

@@ -20,7 +20,7 @@ from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError, BuildError, InputError, warn
+from tilewright.errors import ArtifactError, BuildError, InputError, shown, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
@@ -38,6 +38,7 @@ from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import preset
+from tilewright.tuning.text_limits import TEXTS
 
 from . import machine
 from .way import LoadedGraph, LoadedWay
@@ -75,7 +76,8 @@ def load(
         return CompiledModel(_Loader(file, facts, chosen, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
-    warn(f"{file.place} is built again from the graph inside: {refused} ({hint})", RuntimeWarning)
+    why = shown(refused, TEXTS.max_message_characters)
+    warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
     return CompiledModel(rebuilt(file, facts, wanted, trusted=own))
@@ -121,11 +123,13 @@ class _Facts:
                 raise damaged("its header has other facts", file.place)
         if not names or not targets:
             raise damaged("it has no graph", file.place)
-        self.title, self.made, self.options, self.captured = title, made, options, str(captured)
+        self.title = shown(title, TEXTS.max_place_characters)
+        self.made, self.options, self.captured = made, options, str(captured)
         self.names = tuple(map(str, names))
         self.targets = [_TargetFacts(t, self.names, not k, file.place) for k, t in enumerate(targets)]
         by = f"tilewright {made.get('tilewright')} with torch {made.get('torch')}"
-        self.origin = f"made by {by} for {', '.join(t.name for t in self.targets)}"
+        machines = ", ".join(t.name for t in self.targets)
+        self.origin = shown(f"made by {by} for {machines}", TEXTS.max_message_characters)
 
 
 class _TargetFacts:

@@ -19,7 +19,7 @@ from tilewright.pipeline.compiler import compile_graph
 from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable
 
-from .foreign import harmless
+from .foreign import harmless, harmless_interface
 from .way import LoadedGraph, LoadedWay
 
 
@@ -60,11 +60,16 @@ def _graph(file: Container, name: str, kind: str, options: Options, *, trusted: 
     program = read_captured(file, name, tensors, options)
     if not trusted:
         program = harmless(program, place)
+        interface = harmless_interface(interface, program.graph, place)
     try:
         built = compile_graph(program, interface.conditions, device)
     except TilewrightError as error:
         error.place = error.place or place
         raise
+    except Exception as bad:
+        if trusted:
+            raise
+        raise damaged(f"its graph cannot be built: {type(bad).__name__}: {str(bad)[:200]}", place) from bad
     taken = built.executable.plan.inputs if isinstance(built.executable, Executable) else ()
     if len(taken) != len(interface.form.given):
         raise damaged("calls bring other arguments than the graph takes", place)

@@ -1,4 +1,10 @@
-"""Which ops a graph of unknown origin may call: torch's own that compute new tensors of tensors and numbers."""
+"""Which ops a graph of unknown origin may call: torch's own that compute new tensors of tensors and numbers, and that
+look at what they are given before they touch memory.
+
+The list is closed. That an op writes into nothing by its schema says little: torch has ops that scatter to places from
+data without a look at them (gradients of poolings), that read as many elements as another operand says (statistics of
+a batch norm, values of an attention), that write into operands all the same (running statistics), that give memory as
+they find it, and those of TorchScript that set seeds and modes."""
 
 # What torch offers to compilers it names with underscores.
 # pyright: reportPrivateUsage=false
@@ -7,15 +13,110 @@ from __future__ import annotations
 
 import operator
 
+from torch._C import _dispatch_has_kernel
 from torch._ops import OpOverload
 
-from .aten.registry import TABLE
+from .aten.in_place import OverFirst, over_first
+
+__all__ = ["OverFirst", "is_safe_op", "over_first", "takes_only_numbers"]
 
 _NAMESPACES = frozenset({"aten", "prims"})
-_REACHES_OUT = frozenset({"from_file", "set_data", "is_pinned", "pin_memory", "_pin_memory"})
-"""Ops that read or write something besides their operands."""
-_CHECKS = frozenset({"_assert_scalar", "_assert_tensor_metadata", "_assert_async"})
-"""Ops that only raise or do nothing."""
+_POINTWISE = """
+__lshift__ __rshift__ abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor ceil celu clamp clamp_max clamp_min clip complex conj conj_physical copysign cos cosh deg2rad digamma div
+divide elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac frexp gcd ge gelu
+greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 igamma igammac imag isclose
+isfinite isinf isnan isneginf isposinf isreal lcm ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
+log_sigmoid log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mish mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal polar polygamma
+positive pow _prelu_kernel prelu rad2deg real reciprocal relu relu6 remainder resolve_conj resolve_neg round rsqrt rsub
+selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square sub subtract tan tanh threshold
+true_divide trunc where xlogy convert_element_type special_airy_ai special_bessel_j0 special_bessel_j1
+special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf special_erfc special_erfcx special_erfinv
+special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln special_i0 special_i0e
+special_i1 special_i1e special_log1p special_log_ndtr special_logit special_modified_bessel_i0
+special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtr
+special_ndtri special_polygamma special_psi special_round special_scaled_modified_bessel_k0
+special_scaled_modified_bessel_k1 special_sinc special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
+bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 cbrt erf_inv erfcx ndtri spherical_bessel_j0 zeta
+shift_left shift_right_arithmetic
+"""
+_REDUCTIONS = """
+all allclose amax amin aminmax any argmax argmin cdist _cdist_forward count_nonzero cov corrcoef cummax cummin cumprod
+cumsum cumulative_trapezoid dist equal frobenius_norm kthvalue linalg_vector_norm _log_softmax log_softmax
+logcumsumexp logsumexp max mean median min mode nanmean nanmedian nanquantile nansum norm nuclear_norm
+pairwise_distance pdist prod quantile _safe_softmax _softmax softmax special_log_softmax special_logsumexp
+special_softmax std std_mean sum sum_to_size trace trapezoid trapz var var_mean cosine_similarity renorm
+native_group_norm native_layer_norm group_norm layer_norm
+"""
+_PRODUCTS = """
+addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul _convolution conv1d conv2d conv3d conv_transpose1d
+conv_transpose2d conv_transpose3d convolution cross dot einsum ger inner kron linear matmul mm mv outer tensordot vdot
+"""
+_ALGEBRA = """
+cholesky cholesky_inverse cholesky_solve det inverse linalg_cholesky linalg_cholesky_ex linalg_cond linalg_cross
+linalg_det linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex
+linalg_ldl_factor linalg_ldl_factor_ex linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_matmul
+linalg_matrix_exp linalg_matrix_norm linalg_matrix_power linalg_matrix_rank linalg_multi_dot linalg_norm linalg_pinv
+linalg_qr linalg_slogdet linalg_solve linalg_solve_ex linalg_solve_triangular linalg_svd linalg_svdvals
+linalg_tensorinv linalg_tensorsolve linalg_vander linalg_vecdot logdet matrix_exp matrix_power orgqr pinverse qr
+slogdet svd triangular_solve vander
+fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn
+fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq
+fft_rfftn stft istft
+"""
+_PLACES = """
+argsort bincount bucketize cartesian_prod combinations embedding gather histc index index_add index_copy index_fill
+index_put index_reduce index_select isin masked_scatter masked_select msort nonzero nonzero_numpy nonzero_static
+one_hot put repeat_interleave scatter scatter_add scatter_reduce searchsorted sort take take_along_dim topk
+unique_consecutive unique_dim unique_dim_consecutive _unsafe_index
+"""
+_VIEWS = """
+adjoint alias alias_copy argwhere atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors broadcast_to cat
+channel_shuffle chunk clone column_stack concat concatenate constant_pad_nd contiguous copy detach detach_copy diag
+diag_embed diagflat diagonal diagonal_copy diagonal_scatter diff dsplit dstack expand expand_as expand_copy flatten flip
+fliplr flipud hsplit hstack im2col col2im lift_fresh lift_fresh_copy mH mT matrix_H meshgrid moveaxis movedim narrow
+narrow_copy numpy_T pad _pad_circular pad_sequence permute permute_copy pixel_shuffle pixel_unshuffle ravel
+reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d reshape
+reshape_as roll rot90 row_stack select select_copy select_scatter slice slice_copy slice_inverse slice_scatter split
+split_copy split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t t_copy tensor_split
+tile to _to_copy transpose transpose_copy tril tril_indices triu triu_indices type_as unbind unbind_copy unflatten
+unfold unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes _unsafe_view unsqueeze unsqueeze_copy view view_as
+view_as_complex view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit vstack
+"""
+_WINDOWS = """
+_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d
+max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d
+upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+"""
+_MADE = """
+arange bartlett_window blackman_window eye fill full full_like hamming_window hann_window iota
+kaiser_window linspace logspace new_full new_ones new_zeros ones ones_like range scalar_tensor zero zeros
+zeros_like bernoulli dropout alpha_dropout feature_alpha_dropout feature_dropout exponential geometric log_normal
+multinomial native_dropout normal normal_functional rand rand_like randint randint_like randn randn_like random
+randperm uniform cauchy
+"""
+_LOSSES = """
+binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy_loss hinge_embedding_loss
+huber_loss kl_div l1_loss margin_ranking_loss mse_loss nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward
+nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
+"""
+_TOLD = """
+item is_nonzero numel size stride storage_offset sym_numel sym_size sym_stride sym_storage_offset _assert_scalar
+_assert_tensor_metadata _assert_async sym_constrain_range sym_constrain_range_for_size
+"""
+_SAFE = frozenset(
+    name
+    for names in (
+        _POINTWISE, _REDUCTIONS, _PRODUCTS, _ALGEBRA, _PLACES, _VIEWS, _WINDOWS, _MADE, _LOSSES, _TOLD,
+    )
+    for name in names.split()
+)  # fmt: skip
+_BY_PLACE = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+"""Ops that address the storage of their operand, whatever else lies in it."""
 _TYPES = frozenset({
     "Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]", "int", "SymInt", "float", "bool", "number",
     "str", "Device", "Optional[Device]", "Optional[str]", "Optional[int]", "Optional[float]", "Optional[bool]",
@@ -29,15 +130,22 @@ _NUMBERS = frozenset(
 )
 
 
-def is_safe_op(function: object) -> bool:
-    """Whether a call of it does nothing but compute, and is checked by torch: ops that are declared here, and public
-    ones of torch's own that write into no operand."""
+def is_safe_op(function: object, *, apart: bool = False) -> bool:
+    """Whether a call of it does nothing but compute, and is checked by torch. `apart`: each operand has a storage of
+    its own, so that ops that address storages reach nothing else."""
     if not isinstance(function, OpOverload):
         return any(function is f for f in _NUMBERS)
     schema, name = function._schema, function._opname
-    if schema.is_mutable or function.namespace not in _NAMESPACES or name in _REACHES_OUT:
-        return False
-    if name in _CHECKS:
-        return True
-    plain = all(str(a.type) in _TYPES for a in schema.arguments)
-    return function in TABLE or (plain and not name.startswith("_"))
+    if (
+        schema.is_mutable
+        or function.namespace not in _NAMESPACES
+        or not _dispatch_has_kernel(function.name())
+    ):
+        return False  # what has no kernel is of TorchScript alone: numbers and texts, modes, seeds
+    listed = name in _SAFE or (apart and name in _BY_PLACE)
+    return listed and all(str(a.type) in _TYPES for a in schema.arguments)
+
+
+def takes_only_numbers(function: object) -> bool:
+    """Whether a function computes with numbers, and would do other things with texts and lists."""
+    return any(function is f for f in _NUMBERS if f is not operator.getitem)

@@ -233,6 +233,15 @@ class ArtifactLimits:
     """Levels to which values in JSON nest."""
     max_expression_nodes: int = 1 << 14
     """Parts of one expression in a file that nobody vouches for."""
+    max_expression_written: int = 1 << 20
+    """Parts of one expression in a file, where a shared part counts as often as it is used: what goes through an
+    expression as a tree takes so many steps."""
+    max_parts_below: int = 1 << 25
+    """Parts below the parts of all expressions in a file, summed: so many are listed when each is walked through."""
+    max_fraction_digits: int = 1100
+    """Digits of the parts of an exact number: those of any float64 are fewer."""
+    max_spread_bytes: int = 64 << 20
+    """Bytes by which the tensors of a file that nobody vouches for may be larger than what it holds of them."""
     max_rank: int = 64
     """Dims of a tensor: torch has no more."""
     max_graphs: int = 64

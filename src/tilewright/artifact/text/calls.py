@@ -48,7 +48,7 @@ _CLASSES: Mapping[str, type] = {
         Precondition, Spec, View,
     )
 }  # fmt: skip
-_COMPILING = frozenset({"task", "spare", "refused", "loop", "function"})
+_COMPILING = frozenset({"task", "spare", "refused", "loop", "function", "over", "line"})
 """What only compiling needs of a call."""
 _OPERATORS: Mapping[str, Callable[..., object]] = {
     f.__name__: f
@@ -90,6 +90,7 @@ class CallWriter:
             f"{self._what} holds a {type(x).__name__}, which an artifact cannot hold",
             phase="save",
             op=self._what,
+            hint="compile the model where it runs (warm caches make that quick)",
         )
 
     def _call(self, call: LibraryCall) -> Json:
@@ -102,6 +103,7 @@ class CallWriter:
         made: Json = {
             "is": "LibraryCall",
             "calls": self._function(call.function, call.name),
+            "in place": call.function is call.over,
             **self._plain.fields(call, _COMPILING),
         }
         self._what = before
@@ -151,10 +153,10 @@ class CallReader:
 
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:
         function = self._function(fields["calls"])
-        rest = self._plain.fields({k: v for k, v in fields.items() if k != "calls"})
+        rest = self._plain.fields({k: v for k, v in fields.items() if k not in ("calls", "in place")})
         if _COMPILING & rest.keys():
             raise ValueError("a call says what only compiling needs")
-        return LibraryCall(function=function, **rest)
+        return LibraryCall(function=function, over=function if fields["in place"] is True else None, **rest)
 
     def _function(self, told: Json) -> Callable[..., object]:
         found: object = None
@@ -185,7 +187,7 @@ def guarded(act: Callable[[], T], place: str) -> T:
         if isinstance(error, ArtifactError):
             raise
         raise damaged(error.message, place) from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as bad:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as bad:
         raise damaged(f"{type(bad).__name__}: {str(bad)[:200]}", place) from bad
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -10,18 +11,19 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.artifact.file.container import Container
 from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import ArtifactError, TilewrightError
-from tilewright.ir.graph import Graph, Share, Shares
+from tilewright.ir.graph import Graph, LibraryCall, Share, Shares
 from tilewright.ir.text.graph import read_graph, write_graph
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.state import CapturedProgram
 
 from .tensors import TensorReader, TensorWriter
+from .typed import check_types
 
 
 def write_captured(captured: CapturedProgram, tensors: TensorWriter) -> Json:
     """A captured graph as JSON; None where it names what only this process has."""
-    text, held = write_graph(captured.graph)
+    text, held = write_graph(_plain(captured.graph))
     if not all(isinstance(x, Tensor) for x in held):
         return None
     return {
@@ -30,6 +32,16 @@ def write_captured(captured: CapturedProgram, tensors: TensorWriter) -> Json:
         "shares": [[s.kind.value, s.storage] for s in captured.shares],
         "traced": {name: int(n) for name, n in captured.traced.sizes.items()},
     }
+
+
+def _plain(graph: Graph) -> Graph:
+    """The graph without what calls might do in place, which follows from what they call."""
+
+    def plain(call: LibraryCall | None) -> LibraryCall | None:
+        return None if call is None else replace(call, over=None, line=None)
+
+    ops = tuple(replace(op, call=plain(op.call)) for op in graph.ops)
+    return replace(graph, ops=ops, origins=tuple(replace(o, call=plain(o.call)) for o in graph.origins))
 
 
 def read_captured(file: Container, name: str, tensors: TensorReader, options: Options) -> CapturedProgram:
@@ -60,8 +72,9 @@ def read_captured(file: Container, name: str, tensors: TensorReader, options: Op
 def _read(text: Mapping[str, Json], held: list[object], place: str) -> Graph:
     try:
         graph = read_graph(text, held)
+        check_types(graph, Graph)
         graph.verify()
-    except (TilewrightError, ValueError, AssertionError) as bad:
+    except (TilewrightError, ValueError, TypeError, LookupError, AssertionError, RecursionError) as bad:
         raise damaged(f"its graph: {bad}", place) from bad
     return graph
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.capture.safe_ops import OverFirst, over_first
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Routine
 from tilewright.ir.task import Attention
@@ -229,6 +230,17 @@ def _plain_reader(kind: Callable[..., Routine]) -> Callable[[Routines, Fields, I
     return read
 
 
+def _write_over(r: OverFirst, inner: Inner) -> Fields:
+    return {"of": Raw(inner(r.function))}
+
+
+def _read_over(of: Routines, fields: Fields, inner: Inner) -> Routine:
+    found = over_first(inner(_checked(fields, of=object)["of"]))
+    if found is None:
+        raise ValueError("no op in place that is known to look at its places first")
+    return found
+
+
 _ROUTINES: Mapping[
     str, tuple[type, Callable[[Any, Inner], Fields], Callable[[Routines, Fields, Inner], Routine]]
 ] = {
@@ -240,4 +252,5 @@ _ROUTINES: Mapping[
     "mkl linear": (MklLinear, _write_mkl, _read_mkl),
     "padded convolution": (PaddedConvolution, _write_padded, _read_padded),
     "fused attention": (FusedAttention, _write_plain, _plain_reader(FusedAttention)),
+    "over first": (OverFirst, _write_over, _read_over),
 }

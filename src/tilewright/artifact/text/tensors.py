@@ -76,8 +76,12 @@ class TensorReader:
         return self._made[k]
 
     def own(self, k: object) -> Tensor:
-        """A copy that the program may write to."""
-        return self[k].clone(memory_format=torch.preserve_format)
+        """A copy that the program may write to. Raises ArtifactError where elements share memory: nothing can write to
+        such a tensor, and a copy may take any memory."""
+        t = self[k]
+        if spread_bytes(t):
+            raise damaged(f"tensor {k} is written to, and elements of it share memory", self._place)
+        return t.clone(memory_format=torch.preserve_format)
 
     def _read(self, row: Json) -> Tensor:
         match row:
@@ -108,6 +112,11 @@ def _elsewhere(t: Tensor, device: torch.device) -> Tensor:
     """A tensor on another device, with the same strides: its memory is copied, whatever it holds twice."""
     memory = t.as_strided((_span(t.shape, t.stride()),), (1,)).to(device)
     return memory.as_strided(t.shape, t.stride())
+
+
+def spread_bytes(t: Tensor) -> int:
+    """By how many bytes a dense copy is larger than the memory of a tensor."""
+    return max(0, t.nbytes - t.untyped_storage().nbytes())
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -14,7 +14,8 @@ Check = Callable[[object], bool]
 def check_types(value: object, annotation: object) -> None:
     """Raise TypeError unless `value` is what `annotation` says. Functions and plain objects are taken as they are."""
     if not _check(annotation)(value):
-        raise TypeError(f"{str(value)[:80]} is no {annotation}")
+        plain = isinstance(value, (str, int, float, type(None)))  # the text of others may be of any length
+        raise TypeError(f"{str(value)[:80] if plain else type(value).__name__} is no {annotation}")
 
 
 @cache

@@ -82,6 +82,11 @@ def _is_one_line(line: LineAt, inputs: Sequence[Value]) -> bool:
     )
 
 
+def over_first(function: object) -> OverFirst | None:
+    """What stands for an op in place; None for an op that is not one of those above."""
+    return next((OverFirst(*found) for found in _IN_PLACE.values() if found[0] is function), None)
+
+
 @dataclass(frozen=True, slots=True)
 class OverFirst(Routine):
     """An op that replaces elements of its first operand where they lie, once all places are known to be inside."""

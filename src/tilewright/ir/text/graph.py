@@ -51,6 +51,8 @@ _CLASSES: Mapping[str, type] = {
         Product, Reduction, Share, Shares, TensorExpr, Write,
     )
 }  # fmt: skip
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+"""What Python and torch raise of data in another form."""
 _OPERATORS = "_operator"
 """The module whose functions are written by name: they compute, and do nothing else."""
 
@@ -82,7 +84,7 @@ def read_graph(data: Mapping[str, Json], held: Sequence[object] = ()) -> Graph:
         found = _Reader(data, held).plain.read(data["graph"])
         if isinstance(found, Graph):
             return found
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as bad:
+    except _DAMAGED as bad:
         raise InputError(f"the graph is damaged: {bad!r}", phase="read", hint=again) from bad
     raise InputError("this is no graph", phase="read", hint=again)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
@@ -14,9 +15,12 @@ from torch._ops import OpOverload
 
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Leaf, OfProgram, Slot, Symbol, make
+from tilewright.tuning.input_limits import ARTIFACTS
 
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 
+_DIGITS = f"[0-9]{{1,{ARTIFACTS.max_fraction_digits}}}"
+_RATIO = re.compile(f"-?{_DIGITS}(/{_DIGITS})?")
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -117,6 +121,13 @@ def _plain(x: object) -> Json:
     return None
 
 
+def _fraction(text: str) -> Fraction:
+    """The exact number that is written so, as a ratio alone: with an exponent, few characters are much memory."""
+    if _RATIO.fullmatch(text) is None:
+        raise ValueError(f"{text[:40]} is no ratio of whole numbers")
+    return Fraction(text)
+
+
 class Reader:
     """Reads what a `Writer` wrote. `special` reads objects of a name, and marked values of other kinds."""
 
@@ -128,17 +139,27 @@ class Reader:
     ) -> None:
         self.classes, self.special = classes, special
         self._exprs: list[Expr] = []
+        written: list[int] = []
+        below = 0
         for op, dtype, value, args in rows:
-            made = make(
-                str(op),
-                tuple(self._at(a) for a in cast(Sequence[Json], args)),
-                DTYPES[str(dtype)],
-                self._leaf(value),
+            numbers = [self._earlier(a) for a in cast(Sequence[Json], args)]
+            parts = 1 + sum(written[n] for n in numbers)
+            written.append(parts)
+            below += min(parts, len(written))
+            if parts > ARTIFACTS.max_expression_written or below > ARTIFACTS.max_parts_below:
+                raise ValueError(f"expression {len(written) - 1} has too many parts")
+            self._exprs.append(
+                make(str(op), tuple(self._exprs[n] for n in numbers), DTYPES[str(dtype)], self._leaf(value))
             )
-            self._exprs.append(made)
 
     def _at(self, row: Json) -> Expr:
-        return self._exprs[cast(int, row)]
+        return self._exprs[self._earlier(row)]
+
+    def _earlier(self, row: Json) -> int:
+        """The number of a row that stands above."""
+        if type(row) is not int or not 0 <= row < len(self._exprs):
+            raise ValueError(f"there is no expression {str(row)[:40]}")
+        return row
 
     def _leaf(self, value: Json) -> Leaf:
         if not isinstance(value, Mapping):
@@ -155,7 +176,7 @@ class Reader:
             case {"pair": [first, second]}:
                 return cast(int, first), cast(int, second)
             case {"fraction": text}:
-                return Fraction(str(text))
+                return _fraction(str(text))
             case _:
                 return float(str(value["float"]))
 
