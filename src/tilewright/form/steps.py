@@ -14,6 +14,7 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
+from .part_sums import in_part_sums
 from .row_parts import in_row_parts
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
@@ -27,6 +28,7 @@ NONE: Numbers = MappingProxyType({})
 STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "any_as_int": lambda form, target, hints, numbers: any_as_int(form),
     "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
+    "in_part_sums": lambda form, target, hints, numbers: in_part_sums(form),
     "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
     "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),

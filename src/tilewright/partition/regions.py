@@ -139,6 +139,7 @@ class _Finder(Regions):
         super().__init__(graph)
         self.attention = attention
         self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
+        self.scores: dict[Op, bool] = {}
         self.multiplied = {op.origin for op in graph.ops if op.origin >= 0 and is_product(op)}
 
     def expands(self, op: Op) -> bool:
@@ -181,7 +182,7 @@ class _Finder(Regions):
             for p in (self.producer.get(v) for v in op.inputs):
                 if p is None or p in own or p in recomputed or _is_fixed(p):
                     continue
-                if self.expands(p) and _numel(p.output, self.hints) >= least:
+                if self.is_score(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
                     todo.append(p)
                 elif (
@@ -208,6 +209,15 @@ class _Finder(Regions):
             return None
         found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
+
+    def is_score(self, op: Op) -> bool:
+        """Whether an op is a contraction that starts a region, or finishes one for the call that it stems from."""
+        if op not in self.scores:
+            makers = [self.producer.get(v) for v in op.inputs] if _cheap(op) and op.origin >= 0 else []
+            self.scores[op] = self.expands(op) or any(
+                p is not None and p.origin == op.origin and self.is_score(p) for p in makers
+            )
+        return self.scores[op]
 
     def expanding(self, op: Op) -> bool:
         """Whether computing a pointwise op again, with those before it, reads less than its result holds."""

@@ -7,7 +7,7 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as choices
@@ -16,7 +16,7 @@ from tilewright.analysis.contraction import Contraction, contraction, factors, p
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32, i64
-from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, walk
+from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.selection import Precision
@@ -81,42 +81,61 @@ def product_blocks(
         a for s in found.values() for a in s[2]
     }
     passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
+    held = [n for a in tiled if a not in passed and (n := most.get(a, 0)) > GPU_MATMUL.max_untiled_extent]
+    whole = [GPU_MATMUL.max_untiled_extent]
+    if passed and held and min(held) <= GPU_MATMUL.max_held_extent:
+        whole.append(
+            GPU_MATMUL.max_held_extent
+        )  # beside scores, nothing is computed again for the rest of it
+    best: list[tuple[float, ProductBlocks]] = []
+    for extent in whole:
+        streamed, fixed = _streamed(shape, tiled, most, passed, extent)
+        grid = tuple(a for a in shape.grid if a in tiled)
+        known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
+        legal = _legal(known, limits, target, hints)
+        if not legal:
+            continue
+        beside = _calculating(known, target, hints)
+        measured = _measured(known, legal, tuning, hints)
+        if measured is not None:
+            return measured
+        best.append(
+            min(((seconds_of(known, c, target, hints, beside), c) for c in legal), key=lambda f: f[0])
+        )
+    return min(best, key=lambda f: f[0])[1] if best else None
+
+
+def _streamed(
+    shape: Shape, tiled: Collection[Axis], most: Mapping[Axis, int], passed: Collection[Axis], whole: int
+) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
+    """The classes that steps walk, and the tiles of the others: those that products pass on have a block of a step at
+    most, others one of `whole` elements."""
     fixed = dict.fromkeys((*shape.grid, *shape.inner), 1)
     streamed: list[Axis] = []
     for a in tiled:
         if a in shape.grid:
             continue
-        if most.get(a, GPU_MATMUL.max_untiled_extent + 1) <= (
-            MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_untiled_extent
-        ):
+        if most.get(a, whole + 1) <= (MATMUL_BLOCKS.streamed_tiles[1] if a in passed else whole):
             fixed[a] = max(CONTRACTION.min_block_side, next_power_of_two(most[a]))
         else:
             streamed.append(a)
-    known = BlockProducts(
-        form,
-        tuple(a for a in shape.grid if a in tiled),
-        tuple(tiled),
-        tuple(streamed),
-        fixed,
-        tuple(found),
-        target.singles,
-    )
+    return tuple(streamed), fixed
+
+
+def _legal(known: BlockProducts, limits: TileLimits, target: Target, hints: SizeHints) -> list[ProductBlocks]:
+    """The candidates that fit shared memory, and registers as well as any do."""
     shared = target.level(MemoryKind.SHARED)
     made = [
         c for c in _candidates(known, hints) if shared is None or shared_bytes(known, c) <= shared.capacity
     ]
     if not made:
-        return None
+        return []
     held = [registers(known, c, target) for c in made]
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
     split = any(_is_split(known, product) for _, product in _made(known, made[0]))
     limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
-    legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
-    beside = _calculating(known, target, hints)
-    return _measured(known, legal, tuning, hints) or min(
-        legal, key=lambda c: seconds_of(known, c, target, hints, beside)
-    )
+    return [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
 
 
 def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
@@ -180,8 +199,9 @@ def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed:
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
     elements = 0.0
+    added = _added(known.form, known.sums)
     for item, product in _made(known, c):
-        size = c.tiles[product.m] * c.tiles[product.n]
+        size = 0 if item.id in added else c.tiles[product.m] * c.tiles[product.n]
         elements += size
         if not any(u.operand == product.operand.name for u in target.matrix_units):
             # Without matrix units, a thread holds the rows and columns that it multiplies.
@@ -225,9 +245,10 @@ def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
     for item, product in _made(known, c):
         loops = set(known.streamed) & set(item.axes)
         for side, own in ((product.left, product.m), (product.right, product.n)):
-            if side in held or not any(x.op == "read" for x in walk(side)):
+            block = _block_of(side, c)
+            if block in held or not any(x.op == "read" for x in walk(side)):
                 continue
-            held.add(side)
+            held.add(block)
             size = c.tiles[own] * c.tiles[product.k]
             plain = stored_half(side, known.form.params) is not None or side.op == "read"
             looped = bool(loops & {own, product.k})
@@ -245,6 +266,16 @@ def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
             else:
                 total += size * product.operand.bytes * (c.stages if plain and looped else 1)
     return total + pieces
+
+
+def _block_of(side: Expr, c: ProductBlocks) -> Expr:
+    """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that are
+    the first part of keys are loaded once."""
+    table: dict[Expr, Expr] = {}
+    for a in axes_of(side):
+        if isinstance(a.value, Axis):
+            table[a] = axis(Axis(f"{a.value.extent}/{c.tiles.get(a.value, 1)}", a.value.extent))
+    return substitute(side, table) if len(set(table.values())) == len(table) else side
 
 
 def _is_split(known: BlockProducts, product: Contraction) -> bool:
@@ -301,6 +332,22 @@ def seconds_of(
 
 
 @lru_cache(1 << 6)
+def _added(form: Form, sums: tuple[int, ...]) -> frozenset[int]:
+    """Products that are only added to another one of the same place, and so go on in its block."""
+    found: set[int] = set()
+    for x in (x for i in form.items for b in i.body for x in walk(b) if x.op == "add"):
+        ids = [y.value[0] for y in _terms(x) if isinstance(y.value, tuple) and y.value[0] in sums]
+        alike = len({form.items[i].kept for i in ids}) == 1
+        found |= set(ids[1:]) if alike else set()
+    return frozenset(found)
+
+
+def _terms(e: Expr) -> list[Expr]:
+    """The terms of a sum."""
+    return [t for a in e.args for t in _terms(a)] if e.op == "add" else [e]
+
+
+@lru_cache(1 << 6)
 def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, ...]], ...]:
     """What is read from memory and is no operand of a product, with its classes."""
     operands: set[Expr] = set()
@@ -351,13 +398,24 @@ def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: 
         for a in (product.m, product.n, product.k):
             extent = max(1, hints.estimate(a.extent))
             waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
+        again = _turned_again(known, c, item, hints)
         rate = (
             max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
             if rates
             else target.flops * GPU_MATMUL.reached_without_units_ratio
         )
-        total += 2 * points(item, hints) * waste / rate
+        total += 2 * points(item, hints) * waste * again / rate
     return total
+
+
+def _turned_again(known: BlockProducts, c: ProductBlocks, item: Item, hints: SizeHints) -> int:
+    """How often a product is computed: again in each step of a class that it lacks and that a product made of it has."""
+    readers = (x for x in known.form.folds.values() if x.id != item.id and item.id in _reached(known.form, x))
+    beside = {a for x in readers if x.id in known.sums for a in x.axes} - set(item.axes)
+    turns = 1
+    for a in beside & set(known.streamed):
+        turns *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
+    return turns
 
 
 def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tuple[float, float]:
