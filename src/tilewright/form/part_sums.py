@@ -3,7 +3,8 @@
 Blocks have lengths of powers of two: 576 products for a score take a block of 1024 of them, 192 one of 256. Where a sum
 is held whole beside what follows it, its class becomes several, the largest power of two first:
 
-    s[i, j] = sum over k < 576 of q(i, k) k(j, k)  =  sum over k < 512 of ..  +  sum over k < 64 of q(i, 512 + k) k(j, 512 + k)
+    s[i, j] = sum over d < 576 of q(i, d) k(j, d)
+            = sum over d < 512 of q(i, d) k(j, d)  +  sum over d < 64 of q(i, 512 + d) k(j, 512 + d)
 
 Which sums are taken apart follows from the form alone, so that all kernels that compute a score round it alike.
 """

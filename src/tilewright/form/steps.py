@@ -14,6 +14,7 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
+from .mixed_heads import write_out_mixtures
 from .part_sums import in_part_sums
 from .row_parts import in_row_parts
 from .sides.merge_sides import merge_sides
@@ -37,6 +38,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
     "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),
+    "write_out_mixtures": lambda form, target, hints, numbers: write_out_mixtures(form),
     "with_companions": lambda form, target, hints, numbers: with_companions(form),
     "with_unit_row": lambda form, target, hints, numbers: with_unit_row(form, target, hints),
 }

@@ -11,7 +11,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
 from tilewright.tuning.search_limits import CANDIDATES
-from tilewright.tuning.thresholds import REGIONS, SIZES
+from tilewright.tuning.thresholds import FORMS, REGIONS, SIZES
 
 from .topological_order import in_some_order
 
@@ -193,7 +193,7 @@ class _Finder(Regions):
                 ):
                     recomputed.add(p)
                     todo.append(p)
-            if op in recomputed or (op is not seed and not makes_as_much(op)):
+            if op in recomputed or (op is not seed and not makes_as_much(op) and not self.mixes(op, least)):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
@@ -209,6 +209,13 @@ class _Finder(Regions):
             return None
         found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
+
+    def mixes(self, op: Op, least: int) -> bool:
+        """Whether an op sums over few values, as of heads, and makes at least so many elements."""
+        if op.expr is None or op.expr.reduction is None or _numel(op.output, self.hints) < least:
+            return False
+        summed = dims.static(dims.prod(a.extent for a in op.expr.reduce))
+        return is_product(op) and summed is not None and summed <= FORMS.max_mixed_heads
 
     def is_score(self, op: Op) -> bool:
         """Whether an op is a contraction that starts a region, or finishes one for the call that it stems from."""

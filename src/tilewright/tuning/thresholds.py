@@ -238,6 +238,7 @@ class FormThresholds:
     min_part_elements: int
     max_part_sum_elements: int
     max_sum_parts: int
+    max_mixed_heads: int
 
 
 FORMS = load(FormThresholds, "forms")

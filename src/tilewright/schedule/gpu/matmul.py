@@ -140,10 +140,10 @@ def _legal(known: BlockProducts, limits: TileLimits, target: Target, hints: Size
 
 def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
     open_ = (*known.grid, *known.streamed)
-    ladders = [
-        ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
-        for a in open_
-    ]
+    on_grid, inside = MATMUL_BLOCKS.grid_tiles, MATMUL_BLOCKS.streamed_tiles
+    if len(known.sums) > MATMUL_BLOCKS.max_wide_products:
+        on_grid, inside = ((*MATMUL_BLOCKS.small_tiles, *tiles) for tiles in (on_grid, inside))
+    ladders = [ladder(a, on_grid if a in known.grid else inside, hints) for a in open_]
     for tiles in choices(*ladders):
         complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
         made = _contractions(known.form, known.sums, tuple(complete.items()))
@@ -271,10 +271,16 @@ def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
 def _block_of(side: Expr, c: ProductBlocks) -> Expr:
     """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that are
     the first part of keys are loaded once."""
-    table: dict[Expr, Expr] = {}
-    for a in axes_of(side):
-        if isinstance(a.value, Axis):
-            table[a] = axis(Axis(f"{a.value.extent}/{c.tiles.get(a.value, 1)}", a.value.extent))
+    if side.op != "read":
+        return side
+    tiles = tuple((a.value, c.tiles.get(a.value, 1)) for a in axes_of(side) if isinstance(a.value, Axis))
+    return _renamed(side, tiles)
+
+
+@lru_cache(1 << 10)
+def _renamed(side: Expr, tiles: tuple[tuple[Axis, int], ...]) -> Expr:
+    """A read with its classes called by their extents and tiles, where these tell them apart."""
+    table = {axis(a): axis(Axis(f"{a.extent}/{tile}", a.extent)) for a, tile in tiles}
     return substitute(side, table) if len(set(table.values())) == len(table) else side
 
 
@@ -328,7 +334,24 @@ def seconds_of(
     waiting = sum(parts) - max(parts) + step * steps * rounds
     if over and near is not None:  # registers that are written to memory and read again in each step
         waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
-    return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
+    busy = (max(parts) + waiting / min(together, rounds)) * tail
+    return max(busy, _arriving(known, c, count, target, hints)) * _part(known)
+
+
+def _arriving(known: BlockProducts, c: ProductBlocks, count: int, target: Target, hints: SizeHints) -> float:
+    """Seconds in which the last cache hands all blocks their operands."""
+    cache = target.level(MemoryKind.L2)
+    blocks: dict[Expr, int] = {}
+    for _, product in _made(known, c):
+        for side, own in ((product.left, product.m), (product.right, product.n)):
+            if side.op != "read":
+                continue
+            steps = 1
+            for a in {own, product.k} & set(known.streamed):
+                steps *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
+            blocks[_block_of(side, c)] = c.tiles[own] * c.tiles[product.k] * product.operand.bytes * steps
+    rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
+    return count * sum(blocks.values()) / rate if rate else 0.0
 
 
 @lru_cache(1 << 6)
@@ -409,7 +432,7 @@ def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: 
 
 
 def _turned_again(known: BlockProducts, c: ProductBlocks, item: Item, hints: SizeHints) -> int:
-    """How often a product is computed: again in each step of a class that it lacks and that a product made of it has."""
+    """How often a product is computed: again in each step of a class that it lacks, and a product made of it has."""
     readers = (x for x in known.form.folds.values() if x.id != item.id and item.id in _reached(known.form, x))
     beside = {a for x in readers if x.id in known.sums for a in x.axes} - set(item.axes)
     turns = 1

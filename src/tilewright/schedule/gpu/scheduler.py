@@ -96,7 +96,7 @@ def _merged(form: Form, by: Comparison) -> Solution:
     """With passes merged where that is faster."""
     busy = any(product_sides(i) is not None for i in form.folds.values())
     if busy:  # else memory is waited for, not exponentials
-        form = by.take("in_part_sums", form)
+        form = by.take("in_part_sums", by.take("write_out_mixtures", form))
         form = by.take("use_log2", form) if "log2" in by.target.quick else form
         form = by.take("any_as_int", by.take("unscale_maxima", form))
     plain = by.chosen(form)
