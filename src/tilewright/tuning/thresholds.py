@@ -399,6 +399,7 @@ class GpuMatmulThresholds:
     overlap_loss_ratio: float
     read_over_copy_ratio: float
     gathered_operations: int
+    running_operations: int
     gathered_registers: float
 
 

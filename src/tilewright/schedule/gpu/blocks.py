@@ -152,7 +152,8 @@ def schedule_of_blocks(
     order = sorted(zip(shape.grid, uneven, strict=True), key=lambda item: item[1] == 0)
     plans = [_grid_plan(a, tiles, more > 0) for a, more in order]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
-    streamed = any(p.role is Role.STREAMED for p in plans)
+    walked = {Role.STREAMED, Role.SCAN} if multiplied else {Role.STREAMED}
+    streamed = any(p.role in walked for p in plans)
     apart = not shape.inner and not form.folds and _open(form, tiles)
     halves = blocks.halves
     reductions = Reductions(

@@ -222,6 +222,9 @@ def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed:
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
+    for item in known.form.folds.values():
+        if item.scan in known.streamed:  # what is run over, and the results, which lie otherwise in threads
+            elements += 2 * _volume(c, item.kept)
     for read, axes in _beside(known.form, known.sums):
         size = _volume(c, axes)
         if size >= CONTRACTION.min_block_side**2:
@@ -398,7 +401,8 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[BlockProd
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
     if not sums:
         return None
-    streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED and p.tile > 1)
+    walked = (p for p in schedule.tiling.classes if p.role in (Role.STREAMED, Role.SCAN))
+    streamed = tuple(p.axis for p in walked if p.tile > 1)
     grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
     known = BlockProducts(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
     launch = schedule.launch
@@ -457,6 +461,8 @@ def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tupl
                 special += cost / SPECIAL_COST
             else:
                 plain += cost
+        if item.scan is not None:
+            plain += GPU_MATMUL.running_operations * points(item, hints)
     return special / target.special, plain / target.flops
 
 

@@ -10,7 +10,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied
 from tilewright.form.lane_softmax import if_divisible
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
@@ -101,7 +101,7 @@ def _merged(form: Form, by: Comparison) -> Solution:
         form = by.take("any_as_int", by.take("unscale_maxima", form))
     plain = by.chosen(form)
     helped = by.take("with_companions", plain.form)
-    if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
+    if helped is plain.form or not plain.schedule.reductions.online:
         return plain
     merged = replace(by.chosen(helped), rows=plain.form)
     return merged if merged.seconds <= plain.seconds else plain
