@@ -14,13 +14,13 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
-from .mixed_heads import write_out_mixtures
-from .part_sums import in_part_sums
+from .products.mixed_heads import write_out_mixtures
+from .products.part_sums import in_part_sums
+from .products.unit_row import with_unit_row
 from .row_parts import in_row_parts
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
 from .sides.walk_sums import walk_sums
-from .unit_row import with_unit_row
 from .unrolled_sums import unroll_sums
 
 Numbers = Mapping[Axis, int]

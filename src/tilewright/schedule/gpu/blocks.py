@@ -32,8 +32,9 @@ from tilewright.tuning.thresholds import (
     SUM_LEVELS,
 )
 
+from .block_memory import ProductBlocks
 from .block_shape import Shape, is_narrow, shape_of
-from .matmul import ProductBlocks, TileLimits, product_blocks
+from .matmul import TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
 NOTHING = Tuning()

@@ -11,7 +11,7 @@ from tests.support.one_kernel import one_kernel
 from torch import Tensor
 
 from tilewright.form.classes import make_form
-from tilewright.form.part_sums import in_part_sums
+from tilewright.form.products.part_sums import in_part_sums
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 

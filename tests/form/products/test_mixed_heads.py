@@ -11,7 +11,7 @@ from tests.support.one_kernel import one_kernel
 from torch import Tensor
 
 from tilewright.form.classes import make_form
-from tilewright.form.mixed_heads import write_out_mixtures
+from tilewright.form.products.mixed_heads import write_out_mixtures
 from tilewright.ir.form import Form
 
 Function = Callable[..., Tensor]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import reduce
 
 from tilewright.analysis.contraction import factors, product_sides
+from tilewright.form.classes import drop_dead
 from tilewright.ir.expr import (
     Axis,
     Expr,
@@ -34,8 +35,6 @@ from tilewright.ir.expr import (
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import FORMS
-
-from .classes import drop_dead
 
 
 def write_out_mixtures(form: Form) -> Form:
