@@ -82,4 +82,4 @@ def test_no_scores_are_stored(name: str, tmp_path: Path) -> None:
 def test_many_heads_are_not_written_out() -> None:
     own = (1, 24, 32, 16)
     made = compiled(before, halves(own, own, own, (24, 24)))
-    assert not any(s.name == "write_out_mixtures" for k in made.kernels for s in k.schedule.form_steps)
+    assert all("write_out_mixtures" not in str(k.schedule) for k in made.kernels)

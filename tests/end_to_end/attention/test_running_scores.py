@@ -107,6 +107,7 @@ def test_what_lies_before_is_summed_though_nothing_else_sees_it() -> None:
     assert any(dims.static(s.start) == 0 for s in loops), "what lies before is not"
 
 
-def keys_of(schedule: Schedule) -> Axis:
+def keys_of(schedule: object) -> Axis:
+    assert isinstance(schedule, Schedule)
     (found,) = [c.axis for c in schedule.tiling.classes if c.role is Role.SCAN]
     return found

@@ -13,6 +13,7 @@ from tests.support.triton.absent_gpu import Device, compiled
 from tests.support.triton.harness import Built, build, print_triton
 from torch import Tensor
 
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import variants
 from tilewright.target import MemoryKind, preset
 
@@ -80,7 +81,8 @@ def test_latent_attention_is_built_for_matrix_units(values_of_keys: bool, tmp_pa
     assert level is not None and code.facts.shared <= level.capacity
     assert "wgmma" in code.text and not re.search(r"\bmma\.sync", code.text)
     (kernel,) = made.kernels
-    keys = max(c.tile for c in kernel.schedule.tiling.classes if c.role.value == "streamed")
+    assert isinstance(kernel.schedule, Schedule)
+    keys = max(c.tile for c in kernel.schedule.tiling.classes if c.role is Role.STREAMED)
     assert keys == (64 if values_of_keys else 32), (
         "values that are a part of keys take no memory of their own"
     )

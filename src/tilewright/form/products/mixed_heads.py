@@ -64,11 +64,11 @@ def _is_mixture(i: Item, form: Form) -> bool:
         return False
     if r.lift != (slot("e", 0, i.body[0].dtype),) or r.finish != (slot("a", 0, r.state[0]),):
         return False
-    values = [x for x in walk(i.body[0]) if x.op == "value" and isinstance(x.value, tuple)]
-    mixed = [x for x in values if axis(i.reduce[0]) in x.args]
+    values = [x for x in walk(i.body[0]) if x.op == "value" and axis(i.reduce[0]) in x.args]
+    mixed = [x.value[0] for x in values if isinstance(x.value, tuple)]
     classes = (*i.reduce, *_mixed_to(i))
     few = all(1 < (dims.static(a.extent) or 0) <= FORMS.max_mixed_heads for a in classes)
-    return few and len(classes) > 1 and any(_comes_of_product(form, x.value[0]) for x in mixed)
+    return few and len(classes) > 1 and any(_comes_of_product(form, f) for f in mixed)
 
 
 def _comes_of_product(form: Form, fold: int) -> bool:
