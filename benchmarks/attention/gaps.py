@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attention.gaps --json FILE`: attention that libraries do not have, time and memory beside others.
+"""`python -m benchmarks.attention.gaps --json FILE`: attention that libraries do not have, beside peers.
 
 Keys wider than values, scores of two products, normalised and rotated queries and keys, mixed heads, sums that
 run along keys, keys and values of int8. Contestants are eager, Inductor with its defaults and with max-autotune, and
