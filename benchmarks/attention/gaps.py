@@ -7,6 +7,8 @@ graphs and replayed in turns; a result that breaks the fp64 rule does not count.
 above what inputs and the result take.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import sys
