@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.ir.expr import axes_of, axis
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
@@ -211,20 +212,33 @@ class _Finder(Regions):
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
     def mixes(self, op: Op, least: int) -> bool:
-        """Whether an op sums over few values, as of heads, and makes at least so many elements."""
-        if op.expr is None or op.expr.reduction is None or _numel(op.output, self.hints) < least:
+        """Whether an op makes at least so many elements as sums over few values, as of heads, with weights that have
+        nothing but these in common with what they weigh."""
+        if op.expr is None or not is_product(op) or _numel(op.output, self.hints) < least:
             return False
         summed = dims.static(dims.prod(a.extent for a in op.expr.reduce))
-        return is_product(op) and summed is not None and summed <= FORMS.max_mixed_heads
+        if summed is None or summed > FORMS.max_mixed_heads or len(op.inputs) != 2:
+            return False
+        used = [axes_of(x) for x in op.expr.reads()]
+        apart = len(used) == 2 and used[0] & used[1] <= {axis(a) for a in op.expr.reduce}
+        few = min(_numel(v, self.hints) for v in op.inputs) <= FORMS.max_mixed_heads**2
+        ends = op.output in self.kept or any(map(_is_fixed, self.consumers.get(op.output, [])))
+        return apart and few and not ends
 
     def is_score(self, op: Op) -> bool:
         """Whether an op is a contraction that starts a region, or finishes one for the call that it stems from."""
         if op not in self.scores:
             makers = [self.producer.get(v) for v in op.inputs] if _cheap(op) and op.origin >= 0 else []
             self.scores[op] = self.expands(op) or any(
-                p is not None and p.origin == op.origin and self.is_score(p) for p in makers
+                p is not None and p.origin == op.origin and self.is_score(p) and self.is_much(p)
+                for p in makers
             )
         return self.scores[op]
+
+    def is_much(self, op: Op) -> bool:
+        """Whether an op makes much of little, or finishes one that does."""
+        larger = max((_numel(v, self.hints) for v in op.inputs), default=0)
+        return _cheap(op) or _numel(op.output, self.hints) >= SIZES.min_growth_ratio * larger
 
     def expanding(self, op: Op) -> bool:
         """Whether computing a pointwise op again, with those before it, reads less than its result holds."""
