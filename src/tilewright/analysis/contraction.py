@@ -49,6 +49,10 @@ def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]
     if len(folded) != 1 or len(kept) != 2 or min(map(tile, (*folded, *kept))) < CONTRACTION.min_block_side:
         return None
     (k,), (m, n) = folded, kept
+    written = _as_written(item, (m, n, k), large)
+    if written is not None:
+        one, two = written
+        return Contraction(m, n, k, one, two, _operand(written, params, item.halves, True))
     left: list[_Factor] = []
     right: list[_Factor] = []
     for factor in _factors(item.body[0], False):
@@ -60,6 +64,23 @@ def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]
         return None
     one, two = _product(left), _product(right)
     return Contraction(m, n, k, one, two, _operand((one, two), params, item.halves))
+
+
+def _as_written(
+    item: Item, classes: tuple[Axis, Axis, Axis], large: Callable[[Axis], bool]
+) -> tuple[Expr, Expr] | None:
+    """Both sides of a product of two halves as the program has them, where each is computed: a scale that an element
+    is multiplied with stays on its side, and what is rounded there is what was."""
+    m, n, k = classes
+    if not item.operands or item.body[0].op != "mul":
+        return None
+    one, two = item.body[0].args
+    used = [_Factor(e, False).classes(large) for e in (one, two)]
+    if used == [{n, k}, {m, k}]:
+        one, two = two, one
+    elif used != [{m, k}, {n, k}]:
+        return None
+    return one, two
 
 
 def product_sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
@@ -147,10 +168,15 @@ def _rounded(e: Expr) -> DType | None:
     return e.args[0].dtype if e.op == "cast" and e.args[0].op == "cast" and e.args[0].dtype.is_half else None
 
 
-def _operand(both: tuple[Expr, Expr], params: Sequence[Value], read: DType | None) -> DType:
+def _operand(
+    both: tuple[Expr, Expr], params: Sequence[Value], read: DType | None, written: bool = False
+) -> DType:
     """The half type in which a side is stored, if the other one is rounded to it, or the op itself reads numbers of
     this type (`read`): a product of matrices takes one type, so that a computed side was of it there too, or is
-    rounded to it by the library's routine, as the weights of attention are."""
+    rounded to it by the library's routine, as the weights of attention are. Sides that are `written` so in the program
+    are numbers of the type that the op reads."""
+    if written and read is not None:
+        return read
     sources = {stored_half(e, params) or _rounded(e) for e in both}
     if len(sources) == 1 and (same := sources.pop()) is not None:
         return same

@@ -61,15 +61,21 @@ class RangePiece:
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """What must hold of an element, each of `shown`, or folds take only their identities for it; and the numbers of
-    which none may be negative where the rest is left out (see `_needed`)."""
+    which none may be negative where the rest is left out (see `_needed`). With `behind`, only what lies behind all that
+    is shown is left out: a running fold takes elements before it that others do not."""
 
     shown: tuple[Expr, ...] = ()
     needed: tuple[Expr, ...] | None = ()
+    behind: bool = False
 
 
 def hidden_by(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> Hidden:
     """What hides elements of a loop over `c` that evaluates `roots` from all of the folds `trimmed`."""
     shown = _hiding(roots, trimmed)
+    if not shown and any(t.scan is not None for t in trimmed):
+        trimmed = [t for t in trimmed if t.scan is None]
+        shown = _hiding(roots, trimmed)
+        return Hidden(tuple(shown), _needed(shown, trimmed, c), behind=True)
     return Hidden(tuple(shown), _needed(shown, trimmed, c))
 
 
@@ -192,7 +198,8 @@ def _mask(steps: Steps, spans: Spans, hidden: Hidden, ends: Ends) -> tuple[Expr 
     region = known(seen, steps, spans, ends)
     if hidden.needed is None:
         return seen, KnownRanges(region.holds)
-    return seen, KnownRanges(region.holds, tuple(steps.unless(hidden.needed, i) for i in region.fails))
+    left_out = [i for i in region.fails if i.high is None or not hidden.behind]
+    return seen, KnownRanges(region.holds, tuple(steps.unless(hidden.needed, i) for i in left_out))
 
 
 def _hiding(roots: Sequence[Expr], trimmed: Sequence[Item]) -> list[Expr]:

@@ -150,10 +150,9 @@ def _arithmetic(op: str, a: float | None, b: float | None) -> float | None:
 
 
 def is_neutral(fold: Item, truths: Truths) -> bool:
-    """Whether every element of a fold is the identity of its reduction under `truths` (so its part may be left out)."""
+    """Whether every element of a fold is the identity of its reduction under `truths` (so its part may be left out, a
+    running fold's where nobody reads it)."""
     assert fold.reduction is not None
-    if fold.scan is not None:
-        return False
     if fold.reduction.combiner is None:
         known = [constant_under(b, truths) for b in fold.body]
         state = fold.reduction.lifted([const(k or 0, b.dtype) for k, b in zip(known, fold.body, strict=True)])

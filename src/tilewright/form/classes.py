@@ -31,6 +31,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 
 from .compose import compose
+from .turn_around import turn_around
 
 _PLAIN = "a reduction in a kernel is read at its own classes"
 
@@ -45,7 +46,7 @@ def make_form(
     """Compose, then join and refine to a fixpoint, clone what does not fit, merge. Raises IllegalSchedule if a fold is
     read through a map that no refinement makes plain, or more than `clones` folds would be recomputed. See
     `compose` for `round_halves` and `coarse`."""
-    form = compose(kernel, layouts, round_halves, coarse)
+    form = turn_around(compose(kernel, layouts, round_halves, coarse))
     check_repeated([r for i in form.items for r in i.roots], form.sizes)
     for _ in range(4):
         form = _join_and_refine(form)

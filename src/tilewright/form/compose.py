@@ -124,7 +124,7 @@ class _Composer:
         summed = not any(x.op == "mul" for b in expr.body for x in walk(b))
         kept, over = live(expr.axes), live(expr.reduce)
         item = Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed)
-        self.items.append(replace(item, halves=_halves_read(op)))
+        self.items.append(replace(item, halves=_halves_read(op), operands=_multiplies_halves(op)))
         for r, v in enumerate(op.outputs):
             self.folded[v] = (number, r)
 
@@ -228,6 +228,15 @@ def _halves_read(op: Op) -> DType | None:
     """The half type of floats that an op reads, if they are of one. A program that widens halves reads singles."""
     read = {v.dtype for v in op.inputs if v.dtype.is_half}
     return next(iter(read)) if len(read) == 1 else None
+
+
+def _multiplies_halves(op: Op) -> bool:
+    """Whether an op multiplies two values of one half type with each other, and nothing else."""
+    assert op.expr is not None
+    (body, *others) = op.expr.body
+    sides = [a.args[0] if a.op == "cast" else a for a in body.args] if body.op == "mul" and not others else []
+    types = {a.dtype for a in sides if a.op == "read" and a.dtype.is_half}
+    return len(sides) == 2 and len(types) == 1 and all(a.op == "read" for a in sides)
 
 
 def _jumps(x: Expr) -> bool:

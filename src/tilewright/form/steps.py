@@ -14,11 +14,13 @@ from .any_as_int import any_as_int
 from .companions import with_companions
 from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
+from .products.mixed_heads import write_out_mixtures
+from .products.part_sums import in_part_sums
+from .products.unit_row import with_unit_row
 from .row_parts import in_row_parts
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
 from .sides.walk_sums import walk_sums
-from .unit_row import with_unit_row
 from .unrolled_sums import unroll_sums
 
 Numbers = Mapping[Axis, int]
@@ -27,6 +29,7 @@ NONE: Numbers = MappingProxyType({})
 STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "any_as_int": lambda form, target, hints, numbers: any_as_int(form),
     "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
+    "in_part_sums": lambda form, target, hints, numbers: in_part_sums(form),
     "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
     "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
@@ -35,6 +38,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
     "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),
+    "write_out_mixtures": lambda form, target, hints, numbers: write_out_mixtures(form),
     "with_companions": lambda form, target, hints, numbers: with_companions(form),
     "with_unit_row": lambda form, target, hints, numbers: with_unit_row(form, target, hints),
 }

@@ -27,7 +27,8 @@ class Item:
     fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none).
     `summed`: its op adds up products that another op makes, as libraries do in levels; a product of matrices is one
     chain there. `halves`: the half type of floats that its op reads, if they are of one: what the kernel multiplies
-    them with was rounded to it in the program, or in the library's routine; None keeps what is computed as it is."""
+    them with was rounded to it in the program, or in the library's routine; None keeps what is computed as it is.
+    `operands`: its op multiplies two values of that type and nothing else, so that either was of it in the program."""
 
     id: int
     kept: tuple[Axis, ...]
@@ -40,6 +41,7 @@ class Item:
     source: int = -1
     summed: bool = False
     halves: DType | None = None
+    operands: bool = False
 
     @property
     def is_fold(self) -> bool:

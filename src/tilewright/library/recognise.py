@@ -108,12 +108,14 @@ def routine_of(region: Graph, target: Target) -> AttentionRegion | None:
 
 
 def routine_seconds(routine: AttentionRegion, target: Target) -> float:
-    """Seconds of the call."""
+    """Seconds of the call: flash attention takes keys and values of one width, up to a bound; other kernels take the
+    rest."""
+    widths = {_number(v.sizes()[3]) for v in (routine.q, routine.v)}
+    flash = len(widths) == 1 and max(widths) <= LIBRARY.max_flash_width
+    rate = target.fused_attention * (1.0 if flash else LIBRARY.other_attention_rate_ratio)
     values = (routine.q, routine.k, routine.v, routine.out)
     moved = sum(_number(v.value.numel) * v.value.dtype.bytes for v in values)
-    return (
-        max(routine.flops() / target.fused_attention, moved / target.device.bandwidth) + target.launch_seconds
-    )
+    return max(routine.flops() / rate, moved / target.device.bandwidth) + target.launch_seconds
 
 
 # --- roles ---------------------------------------------------------------------------

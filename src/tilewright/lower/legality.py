@@ -21,7 +21,7 @@ _NEST = "a class that a reduction keeps is outside those it reduces or runs alon
 
 def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
-    _check_scans(form)
+    _check_scans(form, schedule)
     if schedule.memory.next_point and all(c.role is not Role.GRID for c in schedule.tiling.classes):
         said = "the next grid point's part is fetched where there is one point"
         raise IllegalSchedule(said, law="what is fetched ahead has a next grid point")
@@ -47,7 +47,7 @@ def check_roles(form: Form, schedule: Schedule) -> None:
             raise IllegalSchedule(said, law="a scan runs in order", phase="schedule")
 
 
-def _check_scans(form: Form) -> None:
+def _check_scans(form: Form, schedule: Schedule) -> None:
     """A running fold has a value only at its own step, and so has what is made of it at that index: what reads either
     must stand in the same pass, at the same index."""
     scans = {i.scan for i in form.items if i.scan is not None}
@@ -58,16 +58,19 @@ def _check_scans(form: Form) -> None:
     folds = form.folds
     for c in scans:
         ordered = producers_first(folds)
-        numbers, _ = pass_numbers(ordered, form.outputs, c)
+        reductions = schedule.reductions
+        free = folds if reductions.online else None
+        numbers, _ = pass_numbers(ordered, form.outputs, c, free, reductions.merged_each_step)
         running = {i.id for i in form.items if i.scan == c}
         for item in (*ordered, *form.outputs):
             for d in running.intersection(folds_read(item.roots)):
-                if c not in item.kept or numbers[item.id] != numbers[d]:
+                if c not in item.axes or numbers[item.id] != numbers[d]:
                     raise IllegalSchedule(
                         "every step of a reduction that runs is needed elsewhere", source=folds[d].source,
                         law="a running reduction is read in its own pass",
                     )  # fmt: skip
-                running.add(item.id)
+                if c in item.kept:
+                    running.add(item.id)
 
 
 def grain(form: Form, schedule: Schedule) -> Expr:

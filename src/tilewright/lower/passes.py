@@ -20,7 +20,8 @@ def pass_numbers(
     the folds that they read, where the online law lets them (among `folds`, None = nowhere). Of the classes `together`
     each step has all values.
 
-    A reader stands one pass after a fold over `c` that it reads; beside a scan that it reads at the same index."""
+    A reader stands one pass after a fold over `c` that it reads; beside a scan that it reads at the same index, which a
+    fold over `c` does in each of its elements."""
     apart: set[int] = set()
     while True:
         numbers, merges = _numbered(cone, outputs, c, folds, apart, together)
@@ -44,7 +45,7 @@ def _numbered(
             up = inside.get(d)
             if up is None:
                 continue
-            late = (c in up.reduce or up.scan == c) and not (up.scan == c and c in i.kept)
+            late = c in up.reduce or (up.scan == c and c not in i.axes)
             number = max(number, numbers[d] + late)
             waits += [d] if late else []
         alone = [a for a in i.reduce if a not in together] == [c]

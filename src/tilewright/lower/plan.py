@@ -209,16 +209,17 @@ def _plan_reads(
     moving = moving_folds(own)
     shown = frozenset(f for m in own.values() for f in m.statistics)
     asked: list[AskedFold] = []
-    for late in (False, True):
-        for t in (t for t in folds if (t.id not in moving) is late):
+    first = [t for t in folds if t.scan is not None]
+    second = [t for t in folds if t.scan is None and t.id in moving]
+    for group in (first, second, [t for t in folds if t not in first and t not in second]):
+        for t in group:
             for f in _values(known, t.body):
                 if f not in known.folds:
                     loops = plan_scope(known, (f,), ())
                     asked.append(AskedFold(f, known.folds, loops))
                     known = _behind(known, loops)
-            if late and t.scan is not None:
-                known = replace(known, folds=known.folds | {t.id})
-        known = replace(known, folds=known.folds | shown)
+            known = replace(known, folds=known.folds | {t.id}) if t.scan is not None else known
+        known = known if group is first else replace(known, folds=known.folds | shown)
     return tuple(asked), known
 
 

@@ -37,7 +37,12 @@ def current_states(ev: Evaluator, folds: Sequence[int]) -> Values:
 
 
 def advance_states(ev: Evaluator, targets: Sequence[Item], merges: Merges) -> None:
-    """Advance the states of `targets`, all of whose classes are bound, by the elements of a step."""
+    """Advance the states of `targets`, all of whose classes are bound, by the elements of a step: running folds first,
+    whose values others read."""
+    for t in targets:
+        if t.scan is not None:
+            advance_scan(ev, t)
+    targets = [t for t in targets if t.scan is None]
     moving = moving_folds({t.id: merges[t.id] for t in targets if t.id in merges})
     before = current_states(ev, [t.id for t in targets])
     ahead = {t.id: advance_statistic(ev, t) for t in targets if t.id in moving}
@@ -145,9 +150,6 @@ def measure_gap(
 def update_state(ev: Evaluator, t: Item, rescaled: Expr | None) -> None:
     """state = merge(state or what it was `rescaled` to, element)."""
     assert t.reduction is not None
-    if t.scan is not None:
-        advance_scan(ev, t)
-        return
     names = ev.states[t.id]
     old: list[Expr] = [value_of(v) for v in names] if rescaled is None else [rescaled]
     product = ev.contractions.get(t.id)

@@ -200,7 +200,11 @@ def _choose(
     ways = [_Way(better, 1, c) for c in sets]
     ways = sorted((*ways, *_in_parts(better, prices, policy.cores)), key=lambda way: way.choice.seconds)
     if not ways or not (policy.always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
+        if routine is not None and routine[0] < otherwise:
+            return ChosenRegion(region, (), routine[0], otherwise, notes, routine=routine[1])
         return ChosenRegion(region, (), otherwise, otherwise, notes)
+    if routine is not None and PARTITION.min_gain_over_library_ratio * ways[0].choice.seconds > routine[0]:
+        return ChosenRegion(region, (), routine[0], otherwise, notes, routine=routine[1])
     spared = prices.spared(captured, ways[0].kernels)
     if spared > PARTITION.max_value_memory_ratio:
         notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.ir.expr import axes_of, axis
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
 from tilewright.tuning.search_limits import CANDIDATES
-from tilewright.tuning.thresholds import REGIONS, SIZES
+from tilewright.tuning.thresholds import FORMS, REGIONS, SIZES
 
 from .topological_order import in_some_order
 
@@ -139,6 +140,7 @@ class _Finder(Regions):
         super().__init__(graph)
         self.attention = attention
         self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
+        self.scores: dict[Op, bool] = {}
         self.multiplied = {op.origin for op in graph.ops if op.origin >= 0 and is_product(op)}
 
     def expands(self, op: Op) -> bool:
@@ -181,7 +183,7 @@ class _Finder(Regions):
             for p in (self.producer.get(v) for v in op.inputs):
                 if p is None or p in own or p in recomputed or _is_fixed(p):
                     continue
-                if self.expands(p) and _numel(p.output, self.hints) >= least:
+                if self.is_score(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
                     todo.append(p)
                 elif (
@@ -192,7 +194,7 @@ class _Finder(Regions):
                 ):
                     recomputed.add(p)
                     todo.append(p)
-            if op in recomputed or (op is not seed and not makes_as_much(op)):
+            if op in recomputed or (op is not seed and not makes_as_much(op) and not self.mixes(op, least)):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
@@ -208,6 +210,35 @@ class _Finder(Regions):
             return None
         found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
+
+    def mixes(self, op: Op, least: int) -> bool:
+        """Whether an op makes at least so many elements as sums over few values, as of heads, with weights that have
+        nothing but these in common with what they weigh."""
+        if op.expr is None or not is_product(op) or _numel(op.output, self.hints) < least:
+            return False
+        summed = dims.static(dims.prod(a.extent for a in op.expr.reduce))
+        if summed is None or summed > FORMS.max_mixed_heads or len(op.inputs) != 2:
+            return False
+        used = [axes_of(x) for x in op.expr.reads()]
+        apart = len(used) == 2 and used[0] & used[1] <= {axis(a) for a in op.expr.reduce}
+        few = min(_numel(v, self.hints) for v in op.inputs) <= FORMS.max_mixed_heads**2
+        ends = op.output in self.kept or any(map(_is_fixed, self.consumers.get(op.output, [])))
+        return apart and few and not ends
+
+    def is_score(self, op: Op) -> bool:
+        """Whether an op is a contraction that starts a region, or finishes one for the call that it stems from."""
+        if op not in self.scores:
+            makers = [self.producer.get(v) for v in op.inputs] if _cheap(op) and op.origin >= 0 else []
+            self.scores[op] = self.expands(op) or any(
+                p is not None and p.origin == op.origin and self.is_score(p) and self.is_much(p)
+                for p in makers
+            )
+        return self.scores[op]
+
+    def is_much(self, op: Op) -> bool:
+        """Whether an op makes much of little, or finishes one that does."""
+        larger = max((_numel(v, self.hints) for v in op.inputs), default=0)
+        return _cheap(op) or _numel(op.output, self.hints) >= SIZES.min_growth_ratio * larger
 
     def expanding(self, op: Op) -> bool:
         """Whether computing a pointwise op again, with those before it, reads less than its result holds."""

@@ -12,7 +12,7 @@ from tilewright.form.classes import make_form
 from tilewright.form.companions import refusals
 from tilewright.form.implied import by_lists
 from tilewright.form.lane_softmax import with_neighbours
-from tilewright.form.product_chains import limit_product_chains
+from tilewright.form.products.product_chains import limit_product_chains
 from tilewright.form.steps import take, take_again
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32

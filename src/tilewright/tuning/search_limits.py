@@ -231,6 +231,10 @@ class MatmulBlockChoices:
 
     grid_tiles: tuple[int, ...] = (64, 128)
     """Tiles of a class on the grid."""
+    small_tiles: tuple[int, ...] = (16, 32)
+    """Further ones, also of what is streamed, where a block has many products, whose sums share its registers."""
+    max_wide_products: int = 4
+    """Products of a block up to which it has none of these."""
     streamed_tiles: tuple[int, ...] = (32, 64, 128)
     """Tiles of a class that is streamed."""
     warps: tuple[int, ...] = (4, 8)

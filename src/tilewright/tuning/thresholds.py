@@ -161,6 +161,8 @@ class LibraryThresholds:
     min_unkept_bytes: int
     reached_peak_ratio: float
     min_attention_queries: int
+    max_flash_width: int
+    other_attention_rate_ratio: float
     max_generated_step_work: int
     work_per_chained_instruction: int
     max_gathering_rows: int
@@ -234,6 +236,9 @@ class FormThresholds:
     max_line_elements: int
     max_part_elements: int
     min_part_elements: int
+    max_part_sum_elements: int
+    max_sum_parts: int
+    max_mixed_heads: int
 
 
 FORMS = load(FormThresholds, "forms")
@@ -377,6 +382,7 @@ class GpuMatmulThresholds:
     """Blocks of products on matrix units."""
 
     max_untiled_extent: int
+    max_held_extent: int
     other_registers: int
     max_registers: int
     piece_bytes: int
@@ -393,6 +399,7 @@ class GpuMatmulThresholds:
     overlap_loss_ratio: float
     read_over_copy_ratio: float
     gathered_operations: int
+    running_operations: int
     gathered_registers: float
 
 

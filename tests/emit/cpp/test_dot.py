@@ -9,7 +9,7 @@ import pytest
 from tests.support.cpp_harness import build, host_target, print_unit, same_as_interpreter
 from tests.support.tile_programs import COLUMNS, scaled_product
 
-from tilewright.form.product_chains import limit_product_chains
+from tilewright.form.products.product_chains import limit_product_chains
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import make
 from tilewright.ir.form import Form, Item

@@ -17,7 +17,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule.gpu import matmul
-from tilewright.schedule.gpu.matmul import BlockProducts, ProductBlocks, shared_bytes
+from tilewright.schedule.gpu.block_memory import BlockProducts, ProductBlocks, shared_bytes
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import MemoryKind, preset

@@ -27,6 +27,7 @@ from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
+from .product_sums import add_products
 from .runs import tell_runs
 
 MIN_DOT_EXTENT = 16
@@ -56,8 +57,8 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
             case _:
                 return None
 
-    body = tell_runs(rewrite_body(program.body, change), tiles)
-    return replace(program, body=body, odd_steps=has_odd_steps(program))
+    made = add_products(replace(program, body=rewrite_body(program.body, change)))
+    return replace(made, body=tell_runs(made.body, tiles), odd_steps=has_odd_steps(program))
 
 
 def block_axes(program: TileProgram) -> dict[Axis, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.form import Form
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
@@ -19,6 +20,18 @@ from .matmul import matmul_schedule
 from .vectors import vector_schedule
 
 
+def _read_by(form: Form, reader: Item) -> set[int]:
+    """The folds that a fold reads, or what it reads is made of at the same place."""
+    found: set[int] = set()
+    todo = folds_read(reader.roots)
+    while todo:
+        d = todo.pop()
+        if d not in found:
+            found.add(d)
+            todo += folds_read(form.items[d].roots)
+    return found
+
+
 class VectorScheduler:
     """See `schedule.scheduler.Scheduler`."""
 
@@ -28,7 +41,14 @@ class VectorScheduler:
     splits = SplitPolicy(CPU_SPLITS, CASCADE_PARTS.for_few_cores, tries_all=False, together=False)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
-        """Register tiles of a product, or else vectors."""
+        """Register tiles of a product, or else vectors. Raises IllegalSchedule where a fold would read a running one
+        in each step: a pass of its own, over what lies in memory, is several times as fast here."""
+        read = {d for i in form.folds.values() for d in _read_by(form, i) if form.items[d].scan in i.reduce}
+        if read:
+            raise IllegalSchedule(
+                "every step of a reduction that runs is needed elsewhere", source=form.items[min(read)].source,
+                law="a running reduction is read in its own pass",
+            )  # fmt: skip
         return matmul_schedule(form, target, hints) or vector_schedule(form, target, hints)
 
     def seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:

@@ -32,8 +32,9 @@ from tilewright.tuning.thresholds import (
     SUM_LEVELS,
 )
 
+from .block_memory import ProductBlocks
 from .block_shape import Shape, is_narrow, shape_of
-from .matmul import ProductBlocks, TileLimits, product_blocks
+from .matmul import TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
 NOTHING = Tuning()
@@ -152,7 +153,8 @@ def schedule_of_blocks(
     order = sorted(zip(shape.grid, uneven, strict=True), key=lambda item: item[1] == 0)
     plans = [_grid_plan(a, tiles, more > 0) for a, more in order]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
-    streamed = any(p.role is Role.STREAMED for p in plans)
+    walked = {Role.STREAMED, Role.SCAN} if multiplied else {Role.STREAMED}
+    streamed = any(p.role in walked for p in plans)
     apart = not shape.inner and not form.folds and _open(form, tiles)
     halves = blocks.halves
     reductions = Reductions(

@@ -14,7 +14,8 @@ from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_MATMUL
 
-from .matmul import BlockProducts, ProductBlocks, blocks_of, registers, shared_bytes
+from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
+from .matmul import blocks_of
 from .matmul_cost import PlainProduct, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"

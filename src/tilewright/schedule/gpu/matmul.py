@@ -7,19 +7,17 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product as choices
 
-from tilewright.analysis.contraction import Contraction, contraction, factors, product_sides, stored_half
+from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.dtype import f32, i64
+from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
-from tilewright.ir.selection import Precision
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.schedule.cpu.vectors import points
@@ -28,34 +26,18 @@ from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
 from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
+from .block_memory import (
+    BlockProducts,
+    ProductBlocks,
+    block_of,
+    contractions_of,
+    is_split,
+    made_products,
+    reached_folds,
+    registers,
+    shared_bytes,
+)
 from .block_shape import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class ProductBlocks:
-    """A candidate: the tile of every class, the warps of a block, the stages of its loops, the folds that keep a state
-    per element of the block, whether all products are of halves, and whether descriptors are used."""
-
-    tiles: Mapping[Axis, int]
-    warps: int
-    stages: int
-    spread: tuple[int, ...] = ()
-    halves: bool = False
-    descriptors: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockProducts:
-    """The products of a form: which classes they tile, on the grid or inside, and its other folds of blocks."""
-
-    form: Form
-    grid: tuple[Axis, ...]
-    tiled: tuple[Axis, ...]
-    streamed: tuple[Axis, ...]
-    fixed: Mapping[Axis, int]
-    sums: tuple[int, ...]
-    singles: Precision = "ieee"
-    """What products of fp32 read of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,58 +63,77 @@ def product_blocks(
         a for s in found.values() for a in s[2]
     }
     passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
+    held = [n for a in tiled if a not in passed and (n := most.get(a, 0)) > GPU_MATMUL.max_untiled_extent]
+    whole = [GPU_MATMUL.max_untiled_extent]
+    if passed and held and min(held) <= GPU_MATMUL.max_held_extent:
+        whole.append(
+            GPU_MATMUL.max_held_extent
+        )  # beside scores, nothing is computed again for the rest of it
+    best: list[tuple[float, ProductBlocks]] = []
+    for extent in whole:
+        streamed, fixed = _streamed(shape, tiled, most, passed, extent)
+        grid = tuple(a for a in shape.grid if a in tiled)
+        known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
+        legal = _legal(known, limits, target, hints)
+        if not legal:
+            continue
+        beside = _calculating(known, target, hints)
+        measured = _measured(known, legal, tuning, hints)
+        if measured is not None:
+            return measured
+        best.append(
+            min(((seconds_of(known, c, target, hints, beside), c) for c in legal), key=lambda f: f[0])
+        )
+    return min(best, key=lambda f: f[0])[1] if best else None
+
+
+def _streamed(
+    shape: Shape, tiled: Collection[Axis], most: Mapping[Axis, int], passed: Collection[Axis], whole: int
+) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
+    """The classes that steps walk, and the tiles of the others: those that products pass on have a block of a step at
+    most, others one of `whole` elements."""
     fixed = dict.fromkeys((*shape.grid, *shape.inner), 1)
     streamed: list[Axis] = []
     for a in tiled:
         if a in shape.grid:
             continue
-        if most.get(a, GPU_MATMUL.max_untiled_extent + 1) <= (
-            MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_untiled_extent
-        ):
+        if most.get(a, whole + 1) <= (MATMUL_BLOCKS.streamed_tiles[1] if a in passed else whole):
             fixed[a] = max(CONTRACTION.min_block_side, next_power_of_two(most[a]))
         else:
             streamed.append(a)
-    known = BlockProducts(
-        form,
-        tuple(a for a in shape.grid if a in tiled),
-        tuple(tiled),
-        tuple(streamed),
-        fixed,
-        tuple(found),
-        target.singles,
-    )
+    return tuple(streamed), fixed
+
+
+def _legal(known: BlockProducts, limits: TileLimits, target: Target, hints: SizeHints) -> list[ProductBlocks]:
+    """The candidates that fit shared memory, and registers as well as any do."""
     shared = target.level(MemoryKind.SHARED)
     made = [
         c for c in _candidates(known, hints) if shared is None or shared_bytes(known, c) <= shared.capacity
     ]
     if not made:
-        return None
+        return []
     held = [registers(known, c, target) for c in made]
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
-    split = any(_is_split(known, product) for _, product in _made(known, made[0]))
+    split = any(is_split(known, product) for _, product in made_products(known, made[0]))
     limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
-    legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
-    beside = _calculating(known, target, hints)
-    return _measured(known, legal, tuning, hints) or min(
-        legal, key=lambda c: seconds_of(known, c, target, hints, beside)
-    )
+    return [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
 
 
 def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
     open_ = (*known.grid, *known.streamed)
-    ladders = [
-        ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
-        for a in open_
-    ]
+    on_grid, inside = MATMUL_BLOCKS.grid_tiles, MATMUL_BLOCKS.streamed_tiles
+    if len(known.sums) > MATMUL_BLOCKS.max_wide_products:
+        on_grid, inside = ((*MATMUL_BLOCKS.small_tiles, *tiles) for tiles in (on_grid, inside))
+    ladders = [ladder(a, on_grid if a in known.grid else inside, hints) for a in open_]
     for tiles in choices(*ladders):
         complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = _contractions(known.form, known.sums, tuple(complete.items()))
+        made = contractions_of(known.form, known.sums, tuple(complete.items()))
         if made is None:
             continue
         spread = _spread(known, complete)
         halves = all(c.operand.is_half for c in made)
-        split = [c.m for c in made if _is_split(known, c)]
+        split = [c.m for c in made if is_split(known, c)]
         if any(
             complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
             for a in split
@@ -175,93 +176,6 @@ def _spread(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
-    """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
-    per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
-    the result at once."""
-    elements = 0.0
-    for item, product in _made(known, c):
-        size = c.tiles[product.m] * c.tiles[product.n]
-        elements += size
-        if not any(u.operand == product.operand.name for u in target.matrix_units):
-            # Without matrix units, a thread holds the rows and columns that it multiplies.
-            threads = c.warps * target.lanes
-            elements += c.tiles[product.k] * (size * threads) ** 0.5
-        if set(item.reduce) & set(known.streamed):
-            elements += 0 if c.halves else size  # a step's own sums
-        else:
-            fed = any(
-                item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
-            )
-            held = GPU_MATMUL.split_register_bytes if _is_split(known, product) else product.operand.bytes
-            elements += size * _alike(c, product) * held / 4 if fed else 0
-        if _is_split(known, product) and set(known.streamed) & classes_of(product.left):
-            elements += (
-                c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
-            )
-    for f in c.spread:
-        item = known.form.items[f]
-        elements += _volume(c, item.axes)
-    for read, axes in _beside(known.form, known.sums):
-        size = _volume(c, axes)
-        if size >= CONTRACTION.min_block_side**2:
-            elements += (
-                size * read.dtype.bytes / f32.bytes
-                if packed and not set(axes) & set(known.streamed)
-                else size
-            )
-    return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
-
-
-def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
-    """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
-    else a loop reads, which is fetched as many steps ahead as there are further stages."""
-    total = GPU_MATMUL.merge_bytes
-    for r, axes in _beside(known.form, known.sums):
-        if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
-            total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
-    held: set[Expr] = set()
-    pieces = 0
-    for item, product in _made(known, c):
-        loops = set(known.streamed) & set(item.axes)
-        for side, own in ((product.left, product.m), (product.right, product.n)):
-            if side in held or not any(x.op == "read" for x in walk(side)):
-                continue
-            held.add(side)
-            size = c.tiles[own] * c.tiles[product.k]
-            plain = stored_half(side, known.form.params) is not None or side.op == "read"
-            looped = bool(loops & {own, product.k})
-            if _is_split(known, product) and not looped:
-                total += size * GPU_MATMUL.piece_bytes
-            elif _is_split(
-                known, product
-            ):  # pieces of left sides stay in registers, with few rows all pieces
-                single = size * product.operand.bytes
-                total += single * (c.stages - 1) if plain else 0
-                right = own != product.m and c.tiles[product.m] >= GPU_MATMUL.warp_group_rows
-                pieces = max(
-                    pieces, size * GPU_MATMUL.piece_bytes if right else single if c.stages == 1 else 0
-                )
-            else:
-                total += size * product.operand.bytes * (c.stages if plain and looped else 1)
-    return total + pieces
-
-
-def _is_split(known: BlockProducts, product: Contraction) -> bool:
-    """Whether matrix units take pieces of the operands."""
-    return product.operand is f32 and known.singles == "bf16x6"
-
-
-def classes_of(e: Expr) -> set[Axis]:
-    """The classes that an expression depends on."""
-    return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
-
-
-def _alike(c: ProductBlocks, product: Contraction) -> int:
-    """How many warps hold the same rows of a product's left side."""
-    return max(1, c.warps * CONTRACTION.min_block_side // c.tiles[product.m])
-
-
 def seconds_of(
     known: BlockProducts,
     c: ProductBlocks,
@@ -290,31 +204,31 @@ def seconds_of(
     waves = count / (target.cores * together)
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
-    split = any(_is_split(known, product) for _, product in _made(known, c))
+    split = any(is_split(known, product) for _, product in made_products(known, c))
     step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
         target.latency if c.stages == 1 and steps > 1 else 0.0
     )
     waiting = sum(parts) - max(parts) + step * steps * rounds
     if over and near is not None:  # registers that are written to memory and read again in each step
         waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
-    return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
+    busy = (max(parts) + waiting / min(together, rounds)) * tail
+    return max(busy, _arriving(known, c, count, target, hints)) * _part(known)
 
 
-@lru_cache(1 << 6)
-def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, ...]], ...]:
-    """What is read from memory and is no operand of a product, with its classes."""
-    operands: set[Expr] = set()
-    for i in sums:
-        for factor in factors(form.items[i].body[0]):
-            inside = list(walk(factor))
-            if all(x.op != "value" for x in inside):
-                operands.update(inside)
-    reads = {x: None for i in form.items for b in i.body for x in walk(b) if x.op == "read"}
-    return tuple(
-        (x, tuple(a.value for a in axes_of(x) if isinstance(a.value, Axis)))
-        for x in reads
-        if x not in operands
-    )
+def _arriving(known: BlockProducts, c: ProductBlocks, count: int, target: Target, hints: SizeHints) -> float:
+    """Seconds in which the last cache hands all blocks their operands."""
+    cache = target.level(MemoryKind.L2)
+    blocks: dict[Expr, int] = {}
+    for _, product in made_products(known, c):
+        for side, own in ((product.left, product.m), (product.right, product.n)):
+            if side.op != "read":
+                continue
+            steps = 1
+            for a in {own, product.k} & set(known.streamed):
+                steps *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
+            blocks[block_of(side, c)] = c.tiles[own] * c.tiles[product.k] * product.operand.bytes * steps
+    rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
+    return count * sum(blocks.values()) / rate if rate else 0.0
 
 
 def _part(known: BlockProducts) -> float:
@@ -328,7 +242,8 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[BlockProd
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
     if not sums:
         return None
-    streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED and p.tile > 1)
+    walked = (p for p in schedule.tiling.classes if p.role in (Role.STREAMED, Role.SCAN))
+    streamed = tuple(p.axis for p in walked if p.tile > 1)
     grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
     known = BlockProducts(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
     launch = schedule.launch
@@ -344,20 +259,33 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
 def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
     """Seconds of the matrix units."""
     total = 0.0
-    for item, product in _made(known, c):
+    for item, product in made_products(known, c):
         rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
         width = c.tiles[product.n]
         waste = 1.0
         for a in (product.m, product.n, product.k):
             extent = max(1, hints.estimate(a.extent))
             waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
+        again = _turned_again(known, c, item, hints)
         rate = (
             max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
             if rates
             else target.flops * GPU_MATMUL.reached_without_units_ratio
         )
-        total += 2 * points(item, hints) * waste / rate
+        total += 2 * points(item, hints) * waste * again / rate
     return total
+
+
+def _turned_again(known: BlockProducts, c: ProductBlocks, item: Item, hints: SizeHints) -> int:
+    """How often a product is computed: again in each step of a class that it lacks, and a product made of it has."""
+    readers = (
+        x for x in known.form.folds.values() if x.id != item.id and item.id in reached_folds(known.form, x)
+    )
+    beside = {a for x in readers if x.id in known.sums for a in x.axes} - set(item.axes)
+    turns = 1
+    for a in beside & set(known.streamed):
+        turns *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
+    return turns
 
 
 def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tuple[float, float]:
@@ -376,6 +304,8 @@ def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tupl
                 special += cost / SPECIAL_COST
             else:
                 plain += cost
+        if item.scan is not None:
+            plain += GPU_MATMUL.running_operations * points(item, hints)
     return special / target.special, plain / target.flops
 
 
@@ -391,41 +321,6 @@ def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[in
         elif a in known.streamed or tile == 1:
             steps *= turns
     return count, steps
-
-
-def _made(known: BlockProducts, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
-    made = _contractions(known.form, known.sums, tuple(c.tiles.items()))
-    assert made is not None
-    return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
-
-
-@lru_cache(1 << 6)
-def _contractions(
-    form: Form, sums: tuple[int, ...], tiles: tuple[tuple[Axis, int], ...]
-) -> tuple[Contraction, ...] | None:
-    """The sums as products of blocks with these tiles; None if one is none."""
-    tile = dict(tiles).__getitem__
-    made = [contraction(form.items[i], form.params, tile) for i in sums]
-    return None if any(m is None for m in made) else tuple(m for m in made if m is not None)
-
-
-@lru_cache(1 << 8)
-def _reached(form: Form, item: Item) -> frozenset[int]:
-    found: set[int] = set()
-    stack = folds_read(item.roots)
-    while stack:
-        f = stack.pop()
-        if f not in found:
-            found.add(f)
-            stack += folds_read(form.items[f].roots)
-    return frozenset(found)
-
-
-def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:
-    size = 1
-    for a in axes:
-        size *= c.tiles[a]
-    return size
 
 
 def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:

@@ -32,7 +32,7 @@ from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
-from .matmul import BlockProducts, ProductBlocks, registers, shared_bytes
+from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
 
 
 @dataclass(frozen=True, slots=True)

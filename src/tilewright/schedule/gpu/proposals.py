@@ -26,10 +26,11 @@ from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
 from tilewright.tuning.thresholds import GPU_MATMUL
 
+from .block_memory import ProductBlocks
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
-from .matmul import ProductBlocks, ladder
+from .matmul import ladder
 from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
 
 

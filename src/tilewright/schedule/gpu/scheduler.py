@@ -10,7 +10,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied
 from tilewright.form.lane_softmax import if_divisible
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
@@ -96,11 +96,12 @@ def _merged(form: Form, by: Comparison) -> Solution:
     """With passes merged where that is faster."""
     busy = any(product_sides(i) is not None for i in form.folds.values())
     if busy:  # else memory is waited for, not exponentials
+        form = by.take("in_part_sums", by.take("write_out_mixtures", form))
         form = by.take("use_log2", form) if "log2" in by.target.quick else form
         form = by.take("any_as_int", by.take("unscale_maxima", form))
     plain = by.chosen(form)
     helped = by.take("with_companions", plain.form)
-    if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
+    if helped is plain.form or not plain.schedule.reductions.online:
         return plain
     merged = replace(by.chosen(helped), rows=plain.form)
     return merged if merged.seconds <= plain.seconds else plain

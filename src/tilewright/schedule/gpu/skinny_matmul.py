@@ -19,7 +19,7 @@ from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
 from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_MATMUL, SKINNY_MATMUL
 
-from .matmul import ProductBlocks, classes_of
+from .block_memory import ProductBlocks, classes_of
 
 
 def summed_blocks(

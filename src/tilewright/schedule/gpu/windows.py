@@ -29,9 +29,9 @@ from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
 from tilewright.tuning.thresholds import GPU_COST, GPU_MATMUL
 
+from .block_memory import ProductBlocks
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
-from .matmul import ProductBlocks
 from .matmul_cost import bytes_once
 
 STEP = "unroll_sums"
