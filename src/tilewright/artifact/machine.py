@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from tilewright.runtime.cuda import driver
 from tilewright.runtime.loops import native as loops
 from tilewright.runtime.own import native as own
 from tilewright.runtime.store.cache import ContentStore, digest
+from tilewright.runtime.store.code_identity import package_version
 from tilewright.target import Target
 
 _WIDER: Mapping[str, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ _RUNNING = ("artifact", "ir", "plan", "runtime", "target.py", "emit/native", "li
 
 def versions() -> dict[str, Json]:
     """What plans and machine code depend on besides the machine."""
-    return {"tilewright": version("tilewright"), "runtime": _runtime(), "torch": _minor(torch.__version__)}
+    return {"tilewright": package_version(), "runtime": _runtime(), "torch": _minor(torch.__version__)}
 
 
 @cache

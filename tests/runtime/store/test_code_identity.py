@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,12 @@ def test_files_in_folders_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(AssertionError, match="is not there"):
         store.code_identity(("schedule", "tile"))
     store.code_identity.cache_clear()
+
+
+def test_a_source_tree_has_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert store.package_version()
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert store.package_version() == "source"

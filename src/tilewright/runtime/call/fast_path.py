@@ -185,7 +185,9 @@ class Direct:
         itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)
         if self._apart is None:
             self._apart = LieApart(written, self._tensors)
-        if not itself and (self._apart(args) or not may_meet(args, written, self._tensors)):
+        # What lies apart from other arguments may yet be memory of a frozen tensor, which is none.
+        apart = not self._frozen and self._apart(args)
+        if apart or (not itself and not may_meet(args, written, self._tensors)):
             return False
         end = len(args) + len(self._frozen)
         tensors = (*self._tensors, *range(len(args), end))

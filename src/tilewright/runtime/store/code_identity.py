@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from functools import cache
 from pathlib import Path
 
@@ -41,3 +42,11 @@ def _files(room: Path) -> list[Path]:
     found = [room] if room.is_file() else [p for p in room.rglob("*") if p.suffix in (".py", ".json")]
     assert found, f"{room} is not there, and what it decides would be recalled for ever"
     return found
+
+
+def package_version() -> str:
+    """The version of Tilewright that is installed; "source" where a source tree is on the path."""
+    try:
+        return importlib.metadata.version("tilewright")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +25,7 @@ from tilewright.tuning.input_limits import TUNING_FILES
 from tilewright.tuning.search_limits import PRODUCTS
 from tilewright.tuning.text_limits import TEXTS
 
-from .code_identity import DECIDING, code_identity
+from .code_identity import DECIDING, code_identity, package_version
 
 SCHEMA = 1
 HINT = "take it out, or write the file again: tilewright tune MODEL -o FILE"
@@ -96,7 +95,7 @@ def entry_name(kind: str, key: str) -> str:
 @cache
 def version_here() -> str:
     """The version of the package, and of the code that decides: kernels of another one may be cut otherwise."""
-    return f"{version('tilewright')}+{code_identity(DECIDING)[:12]}"
+    return f"{package_version()}+{code_identity(DECIDING)[:12]}"
 
 
 def read(path: Path) -> TuningFile | Unusable:
