@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.partition.graphs import called
 from torch import Tensor
 
 import tilewright
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import f32, i64
+from tilewright.ir.expr import integer, symbol
+from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.ops.common import access
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +56,16 @@ def test_what_reads_a_number_runs_behind_its_call(program: Callable[[Tensor, Ten
     for x, i in ((torch.randn(7), 3), (-torch.rand(5), 0), (torch.ones(4), 1)):
         torch.testing.assert_close(fast(x, torch.tensor(i)), program(x, torch.tensor(i)))
     assert tilewright.stats().fallbacks == 0
+
+
+def test_a_call_tells_no_size_that_it_gets() -> None:
+    """In a part of a graph, whose inputs do not tell all sizes: a call that gives a size on has it from elsewhere."""
+    b, n = Builder(), symbol("s4")
+    x = b.value((), f32)
+    wide = access(b, "full", x, (n, n), lambda _: ())
+    kept = called(b, wide)
+    assert not b.finish((x,), (kept,)).found_by_calls()
+    u = symbol("u0")
+    found = LibraryCall("nonzero", abs, (Operand(0),), (), ((integer(1), integer(1)),))
+    (places,) = b.library(found, (kept,), [((u, integer(2)), i64)])
+    assert list(b.finish((x,), (places,)).found_by_calls()) == ["u0"]

@@ -347,13 +347,15 @@ class Graph:
         return list(found)
 
     def found_by_calls(self) -> dict[str, Op]:
-        """The names of symbols that no input tells, with the first call that does: as sizes or numbers it gives. (By
-        name, since what is known of a symbol's range differs from place to place.)"""
+        """The names of symbols that no input tells, with the first call that does: as sizes or numbers it gives and
+        does not get itself, as a part of a larger graph may. (By name, since what is known of a symbol's range differs
+        from place to place.)"""
         given = symbols_in((self.inputs, [self.layouts.get(v) for v in self.inputs if isinstance(v, Value)]))
         found: dict[str, Op] = {}
         for op in self.ops:
             if op.call is not None:
-                found = dict.fromkeys(symbols_in((op.outputs, op.binds)) - given, op) | found
+                got = symbols_in((op.inputs, op.call.args, op.call.kwargs))
+                found = dict.fromkeys(symbols_in((op.outputs, op.binds)) - got - given, op) | found
         return found
 
     def verify(self, *, bodies: bool = True) -> None:
