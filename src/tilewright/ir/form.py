@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .dtype import DType
 from .expr import Axis, Expr, walk
@@ -148,6 +149,19 @@ def folds_read(roots: Sequence[Expr]) -> list[int]:
             if x.op == "value" and isinstance(x.value, tuple):
                 found[x.value[0]] = None
     return list(found)
+
+
+@lru_cache(1 << 8)
+def reached_folds(form: Form, item: Item) -> frozenset[int]:
+    """The folds that an item is made of."""
+    found: set[int] = set()
+    stack = folds_read(item.roots)
+    while stack:
+        f = stack.pop()
+        if f not in found:
+            found.add(f)
+            stack += folds_read(form.items[f].roots)
+    return frozenset(found)
 
 
 def are_at_own_place(form: Form) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
-from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.form import Form, reached_folds
 from tilewright.ir.schedule import Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
@@ -20,18 +20,6 @@ from .matmul import matmul_schedule
 from .vectors import vector_schedule
 
 
-def _read_by(form: Form, reader: Item) -> set[int]:
-    """The folds that a fold reads, or what it reads is made of at the same place."""
-    found: set[int] = set()
-    todo = folds_read(reader.roots)
-    while todo:
-        d = todo.pop()
-        if d not in found:
-            found.add(d)
-            todo += folds_read(form.items[d].roots)
-    return found
-
-
 class VectorScheduler:
     """See `schedule.scheduler.Scheduler`."""
 
@@ -43,7 +31,9 @@ class VectorScheduler:
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Register tiles of a product, or else vectors. Raises IllegalSchedule where a fold would read a running one
         in each step: a pass of its own, over what lies in memory, is several times as fast here."""
-        read = {d for i in form.folds.values() for d in _read_by(form, i) if form.items[d].scan in i.reduce}
+        read = {
+            d for i in form.folds.values() for d in reached_folds(form, i) if form.items[d].scan in i.reduce
+        }
         if read:
             raise IllegalSchedule(
                 "every step of a reduction that runs is needed elsewhere", source=form.items[min(read)].source,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from tilewright.analysis.contraction import Contraction, contraction, factors, stored_half
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
-from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.form import Form, Item, reached_folds
 from tilewright.ir.selection import Precision
 from tilewright.target import Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
@@ -196,19 +196,6 @@ def contractions_of(
     tile = dict(tiles).__getitem__
     made = [contraction(form.items[i], form.params, tile) for i in sums]
     return None if any(m is None for m in made) else tuple(m for m in made if m is not None)
-
-
-@lru_cache(1 << 8)
-def reached_folds(form: Form, item: Item) -> frozenset[int]:
-    """The folds that an item is made of."""
-    found: set[int] = set()
-    stack = folds_read(item.roots)
-    while stack:
-        f = stack.pop()
-        if f not in found:
-            found.add(f)
-            stack += folds_read(form.items[f].roots)
-    return frozenset(found)
 
 
 def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:

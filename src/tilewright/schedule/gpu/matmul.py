@@ -16,7 +16,7 @@ from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, SPECIAL_COST, Axis, Expr, axes_of, walk
-from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.form import Form, Item, folds_read, reached_folds
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
@@ -33,7 +33,6 @@ from .block_memory import (
     contractions_of,
     is_split,
     made_products,
-    reached_folds,
     registers,
     shared_bytes,
 )
