@@ -339,6 +339,8 @@ class TimerLimits:
     that it is short and finds what was built."""
     min_bound_ratio: float = 0.95
     """A time may be this part of what memory allows at least; one below was not that of the whole work."""
+    drawn_elements: int = 65536
+    """Random numbers that operands are filled with again and again: more than any predictor of branches remembers."""
 
 
 TIMER = TimerLimits()
