@@ -90,12 +90,13 @@ class Measure:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Run generated kernel number `kernel` on these buffers, the last `stores` of which it makes; one core takes about
-    `core_ns` nanoseconds (None: nobody knows)."""
+    `core_ns` nanoseconds (None: nobody knows). Neighbours with one number `list` (-1: none) may run at once."""
 
     kernel: int
     params: tuple[int, ...]
     core_ns: Expr | None = None
     stores: int = 0
+    list: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,16 @@ class Launches:
     """Generated kernels one after the other, with nothing between."""
 
     launches: tuple[Launch, ...]
+
+    def together(self) -> Sequence[Sequence[Launch]]:
+        """The launches in order, each with those of its list."""
+        found: list[list[Launch]] = []
+        for x in self.launches:
+            if found and x.list >= 0 and (found[-1][0].list, found[-1][0].kernel) == (x.list, x.kernel):
+                found[-1].append(x)
+            else:
+                found.append([x])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,8 @@ def _show(step: Step) -> str:
     match step:
         case Launches():
             return "launch " + "; ".join(
-                f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches
+                " + ".join(f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in together)
+                for together in step.together()
             )
         case CallStep():
             made = ", ".join(f"b{o}" for o in step.outputs)

@@ -281,7 +281,7 @@ class _Chain:
         """A kernel stores `value` where it lies in the input."""
         time, _ = self.reads.maker[value]
         self._check_readers(change, time)
-        if any(map(_may_fail, kernel.ops)):
+        if any(map(may_fail, kernel.ops)):
             raise _Copied(WriteCopied.MAY_FAIL)
         over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in self.old)
         stored = StoredInInput(self.write.input, starts, over, at)
@@ -316,7 +316,7 @@ class _Chain:
                     raise _Copied(WriteCopied.READ_LATER)
 
 
-def _may_fail(op: Op) -> bool:
+def may_fail(op: Op) -> bool:
     """Whether an op tests what it computes with: a kernel says that only when all of it has run."""
     for x in (x for b in (op.expr.body if op.expr is not None else ()) for x in walk(b)):
         if x.op == "checked" or divisor(x) is not None:

@@ -16,7 +16,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, PlanSegment, Step, View
+from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launch, Launches, Plan, PlanSegment, Step, View
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
@@ -390,17 +390,30 @@ class Workspace:
         return unit.native_call(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
 
     def located(self, step: Launches) -> list[Launching]:
-        """Launches with the memory of their parameters."""
-        return [(x.kernel, [self.locate(p) for p in x.params]) for x in step.launches]
+        """Launches with the memory of their parameters, those of a list as one."""
+        return [
+            (rows[0].kernel, [self.locate(p) for x in rows for p in x.params], len(rows))
+            for rows in step.together()
+        ]
 
     def left_alone(self, step: Launches) -> list[bool]:
         """Which launches the caller's thread does alone."""
-        return [self._is_small(x.core_ns) for x in step.launches]
+        return [
+            all(self._is_small(x.core_ns) for x in rows) and self._sum(rows) <= self.part.plan.alone_ns
+            for rows in step.together()
+        ]
 
     def left_alone_held(self, step: Launches) -> list[bool]:
         """The same where threads watch for work."""
         most = self.part.plan.handover_ns
-        return [(took := self._nanoseconds(x.core_ns)) is None or took <= most for x in step.launches]
+        return [
+            any(self._nanoseconds(x.core_ns) is None for x in rows) or self._sum(rows) <= most
+            for rows in step.together()
+        ]
+
+    def _sum(self, launches: Sequence[Launch]) -> int:
+        """Nanoseconds that launches take one core, as far as they are known."""
+        return sum(self._nanoseconds(x.core_ns) or 0 for x in launches)
 
     def takes(self, step: Step) -> int:
         """Nanoseconds that a step takes one core, as far as they are known."""
