@@ -175,8 +175,8 @@ def aligning(program: TileProgram) -> tuple[str, ...]:
 
 
 def reached(program: TileProgram, variant: Variant) -> list[tuple[Buffer, Descriptor]]:
-    """The descriptors that a variant uses (none in a list, whose tensors are not arguments): coordinates have 32 bits, and what `aligning` says must be enough to make
-    all strides multiples of 16 bytes."""
+    """The descriptors that a variant uses: coordinates have 32 bits, and what `aligning` says must be enough to make
+    all strides multiples of 16 bytes. In a list there are none, as its tensors are not arguments."""
     if not variant.aligned or variant.wide or variant.listed:
         return []
     loads = [s for s in program.statements() if isinstance(s, Load) and s.descriptor is not None]

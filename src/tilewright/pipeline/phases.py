@@ -287,7 +287,7 @@ def _partition(state: State) -> State:
 
 def _has_lists(asked: CompileRequest) -> bool:
     """Whether kernels that are alike may be one launch: not where each is looked at, nor in the steps of a loop."""
-    return asked.options.fusion == "full" and not asked.options.verify and not asked.repeated
+    return asked.options.fusion == "full" and asked.options.verify is not True and not asked.repeated
 
 
 def _make_kernels(state: State) -> State:

@@ -5,7 +5,7 @@ launch, and at its beginning and its end most of the machine waits. So kernels t
 moved up to the last of its like, unless a step between the two reads what it writes, or writes what it reads or writes.
 
 What may be in one memory counts as one: views, what a call gives back of its operand, and an input with what is written
-to it. Nothing moves past a call, nor past a kernel that may find a fault in its data or store lines at places from data.
+to it. Nothing moves past a call, nor past a kernel that may find a fault in its data or stores at places from data.
 """
 
 from __future__ import annotations

@@ -322,6 +322,8 @@ class Workspace:
         if checks is None:
             return self._plain_acts(step)
         if isinstance(step, Launches):
+            if not checks.each_kernel:
+                return self._plain_acts(step)
             acts = [(x, self._launches(Launches((x,)))) for x in step.launches]
             return [a for x, act in acts for a in checks.around_launch(x, act, self._look, sizes)]
         acts = self._plain_acts(step)
