@@ -223,6 +223,12 @@ class Plan:
         return "\n".join(lines)
 
 
+def lists_of(plan: Plan) -> list[tuple[int, int]]:
+    """The number of a kernel that one launch runs several times, and how often, for each such launch in order."""
+    steps = [step for segment in plan.segments for step in segment.steps if isinstance(step, Launches)]
+    return [(x[0].kernel, len(x)) for step in steps for x in step.together() if len(x) > 1]
+
+
 def _show(step: Step) -> str:
     match step:
         case Launches():
