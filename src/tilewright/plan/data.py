@@ -9,7 +9,7 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Precondition
-from tilewright.ir.sizes.dims import ZERO
+from tilewright.ir.sizes.dims import ZERO, add
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,12 @@ class Plan:
         lines += [f"input {k} is written by a copy: {why}" for k, why in self.writes if why]
         lines.append("return " + ", ".join(f"b{o}" if isinstance(o, int) else repr(o) for o in self.outputs))
         return "\n".join(lines)
+
+
+def core_ns_of(launches: Sequence[Launch]) -> Expr | None:
+    """Nanoseconds that launches take one core together; None where nobody knows."""
+    known = [x.core_ns for x in launches if x.core_ns is not None]
+    return add(*known) if len(known) == len(launches) else None
 
 
 def lists_of(plan: Plan) -> list[tuple[int, int]]:

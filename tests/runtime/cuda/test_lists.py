@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.cuda.test_kernels import built_by, program
-from tests.support.cuda.launches import Launch, launches, number, printed
+from tests.support.cuda.launches import Launch, built_by, launches, number, printed, program
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.lower.variants import Variant

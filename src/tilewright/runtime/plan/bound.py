@@ -16,7 +16,17 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launch, Launches, Plan, PlanSegment, Step, View
+from tilewright.plan.data import (
+    CallStep,
+    Copy,
+    Home,
+    Launches,
+    Plan,
+    PlanSegment,
+    Step,
+    View,
+    core_ns_of,
+)
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
@@ -303,7 +313,7 @@ class Workspace:
             return [act for step in together for act in self._acts(step)]
         return [
             steps.copying(*group[0]) if len(group) == 1 else steps.copying_all(group)
-            for group in independent(copies, self.part.plan.buffers)
+            for group in steps.independent(copies, self.part.plan.buffers)
         ]
 
     def _look(self, b: int, tensors: Tensors) -> Tensor:
@@ -393,29 +403,20 @@ class Workspace:
 
     def located(self, step: Launches) -> list[Launching]:
         """Launches with the memory of their parameters, those of a list as one."""
-        return [
-            (rows[0].kernel, [self.locate(p) for x in rows for p in x.params], len(rows))
-            for rows in step.together()
-        ]
+        found: list[Launching] = []
+        for rows in step.together():
+            places = [self.locate(p) for x in rows for p in x.params]
+            found.append((rows[0].kernel, places, len(rows)) if len(rows) > 1 else (rows[0].kernel, places))
+        return found
 
     def left_alone(self, step: Launches) -> list[bool]:
         """Which launches the caller's thread does alone."""
-        return [
-            all(self._is_small(x.core_ns) for x in rows) and self._sum(rows) <= self.part.plan.alone_ns
-            for rows in step.together()
-        ]
+        return [self._is_small(core_ns_of(rows)) for rows in step.together()]
 
     def left_alone_held(self, step: Launches) -> list[bool]:
         """The same where threads watch for work."""
-        most = self.part.plan.handover_ns
-        return [
-            any(self._nanoseconds(x.core_ns) is None for x in rows) or self._sum(rows) <= most
-            for rows in step.together()
-        ]
-
-    def _sum(self, launches: Sequence[Launch]) -> int:
-        """Nanoseconds that launches take one core, as far as they are known."""
-        return sum(self._nanoseconds(x.core_ns) or 0 for x in launches)
+        took = [self._nanoseconds(core_ns_of(rows)) for rows in step.together()]
+        return [ns is None or ns <= self.part.plan.handover_ns for ns in took]
 
     def takes(self, step: Step) -> int:
         """Nanoseconds that a step takes one core, as far as they are known."""
@@ -471,22 +472,6 @@ def _tensors_seen(plan: Plan) -> set[int]:
             found.add(source)
             todo.append(source)
     return found
-
-
-def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) -> list[list[tuple[int, int]]]:
-    """(target, source) pairs in order, in groups of which none writes what another reads or writes."""
-    groups: list[list[tuple[int, int]]] = [[]]
-    read: set[int] = set()
-    written: set[int] = set()
-    for pair in copies:
-        target, source = (root_of(buffers, b) for b in pair)
-        if target in read | written or source in written:
-            groups.append([])
-            read, written = set(), set()
-        groups[-1].append(pair)
-        read.add(source)
-        written.add(target)
-    return groups
 
 
 def _tensors_used(segment: PlanSegment) -> list[int]:
