@@ -1,5 +1,8 @@
 """Which kernels come together in lists, and that lists that are none are refused."""
 
+# Ops over lists that torch names with underscores.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
