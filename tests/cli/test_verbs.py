@@ -22,6 +22,8 @@ import torch
 def make():
     f = lambda x, y: torch.softmax(x * y, -1).cumsum(0)
     return f, (torch.randn(8, 32), torch.randn(8, 32))
+def alike():
+    return lambda *xs: [x.cumsum(0) for x in xs], tuple(torch.randn(50000) for _ in range(5))
 def product():
     return torch.nn.Linear(32, 32), (torch.randn(4, 32),)
 """
@@ -96,6 +98,13 @@ def test_explain_shows_all_in_order_with_a_reason_and_a_share(here: Path) -> Non
     assert sum(s["share"] for s in steps) == pytest.approx(1)  # type: ignore[attr-defined, union-attr]
     assert all(s["boundary"] in {b.value for b in Boundary} and s["measured_us"] > 0 for s in steps)  # type: ignore[attr-defined, union-attr]
     assert list(facts["figures_for"].values()) == [8]  # type: ignore[attr-defined]
+
+
+def test_explain_names_kernels_that_are_one_launch(here: Path) -> None:
+    assert told("explain", "verbs_net:alike")["lists"] == [{"kernel": "k0", "rows": 5}]
+    assert "one launch each: k0 x5" in invoke("explain", "verbs_net:alike").output
+    facts = told("explain", "verbs_net:alike", "--time")
+    assert all(s["measured_us"] > 0 for s in facts["steps"]), "each is timed by itself"  # type: ignore[attr-defined]
 
 
 def test_source_has_no_stray_characters(here: Path) -> None:

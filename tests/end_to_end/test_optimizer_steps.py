@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from tilewright.pipeline.phases import check_phases
 from tilewright.plan import Launches, Plan
@@ -66,3 +67,71 @@ def test_a_step_copies_nothing(name: str) -> None:
         assert not any(why for _, why in plan.writes)
         assert all(isinstance(s, Launches) for segment in plan.segments for s in segment.steps)
         assert not plan.symbols and copied_bytes(plan, {}) == 0 or plan.symbols
+
+
+NEW_RATE: dict[str, Make] = {
+    "SGD": OPTIMIZERS["SGD"],
+    "AdamW": OPTIMIZERS["AdamW"],
+    "RMSprop": OPTIMIZERS["RMSprop"],
+    "Adagrad": lambda p: Adagrad(p, lr=0.01, foreach=True),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "SGD" else pytest.param(n, marks=pytest.mark.slow) for n in NEW_RATE]
+)
+@pytest.mark.filterwarnings("ignore:Profiler")
+def test_a_learning_rate_that_changes_becomes_an_argument(name: str) -> None:
+    torch.compiler.reset()
+    first = [torch.randn(s, dtype=torch.float64) for s in SHAPES]
+    ours, theirs = ([Parameter(t.clone()) for t in first] for _ in range(2))
+    mine, eager = NEW_RATE[name](ours), NEW_RATE[name](theirs)
+    step, plans = torch.compile(lambda: mine.step(), backend="tilewright"), list[Plan | None]()
+    plain = torch.compile(lambda: eager.step(), backend="eager")
+    with check_phases(lambda phase, state: plans.append(state.plan) if phase == "plan" else None):
+        for rate in (0.01, 0.02, 0.005, 0.04, 0.03):
+            for optimizer in (mine, eager):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            step()
+            plain()
+    for a, b in zip(tensors_of(mine, ours), tensors_of(eager, theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    assert len(plans) == 2, (
+        "the second rate compiles once more, as torch then knows that it changes; no other does"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Profiler")
+def test_a_clipped_step_over_many_tensors_is_a_few_launches() -> None:
+    torch.compiler.reset()
+    shapes = [(300, 40), (40,), (300, 41)]
+    first = [torch.randn(shapes[k % 3], dtype=torch.float64) for k in range(24)]
+    ours, theirs = ([Parameter(t.clone()) for t in first] for _ in range(2))
+    mine, eager = OPTIMIZERS["AdamW"](ours), OPTIMIZERS["AdamW"](theirs)
+
+    def step() -> Tensor:
+        norm = clip_grad_norm_(ours, 1.0, foreach=True)
+        mine.step()
+        return norm
+
+    plans: list[Plan | None] = []
+    compiled = torch.compile(step, backend="tilewright")
+    plain = torch.compile(lambda: eager.step(), backend="eager")
+    with check_phases(lambda phase, state: plans.append(state.plan) if phase == "plan" else None):
+        for _ in range(3):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            norm = compiled()
+            torch.testing.assert_close(norm, clip_grad_norm_(theirs, 1.0))
+            plain()
+    for a, b in zip(tensors_of(mine, ours), tensors_of(eager, theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    steps = [s for p in plans if p is not None for segment in p.segments for s in segment.steps]
+    together = [len(x) for s in steps if isinstance(s, Launches) for x in s.together()]
+    assert len(together) <= 16 < sum(together), together

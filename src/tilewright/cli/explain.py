@@ -16,6 +16,7 @@ from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
 from tilewright.plan import Plan
+from tilewright.plan.data import lists_of
 from tilewright.report.page import page
 from tilewright.report.records import CallRecord, Compiled, GraphWork, KernelRecord, result_of
 from tilewright.report.stored import read_facts, to_json
@@ -67,6 +68,7 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     _show_entries(request, entries, everything=everything, timed=timed)
     for graph in compiled.compilations:
         _show_memory(request, graph)
+        _show_lists(request, graph)
         _show_writes(request, graph)
         _show_levels(request, graph)
         _show_regions(request, graph)
@@ -214,6 +216,16 @@ def _show_memory(request: CommandRequest, graph: GraphWork) -> None:
     needed = memory_of(graph)
     request.screen.line(f"intermediates take {size(needed)}")
     request.screen.facts["intermediate_bytes"] = needed
+
+
+def _show_lists(request: CommandRequest, graph: GraphWork) -> None:
+    """Which kernels are one launch."""
+    plan = result_of(graph, "plan")
+    lists = lists_of(plan) if isinstance(plan, Plan) else []
+    if lists:
+        named = ", ".join(f"k{kernel} x{rows}" for kernel, rows in lists)
+        request.screen.line(f"one launch each: {named}")
+    request.screen.facts["lists"] = [{"kernel": f"k{kernel}", "rows": rows} for kernel, rows in lists]
 
 
 def _show_writes(request: CommandRequest, graph: GraphWork) -> None:

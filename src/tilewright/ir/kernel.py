@@ -75,12 +75,14 @@ def results_of(step: Step) -> tuple[Value, ...]:
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
     """The steps that compute a graph, in order, the layout of every value that is in memory, and what of the graph's
-    writes is done where inputs lie."""
+    writes is done where inputs lie. Kernels that follow each other and have one number in `lists` need nothing of each
+    other and have one program: they may be one launch."""
 
     graph: Graph
     steps: tuple[Step, ...]
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
     in_place: DoneInPlace = NOTHING_IN_PLACE
+    lists: Mapping[Kernel, int] = field(default_factory=dict)
 
     def stored_lines(self) -> frozenset[Value]:
         """Lines that the kernels which make them put where they belong."""

@@ -41,10 +41,12 @@ COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 @dataclass(frozen=True, slots=True)
 class Variant:
     """`aligned`: every pointer, and every size that `aligning` lists, is a multiple of 16. `wide`: offsets and sizes
-    are 64-bit integers, for calls in which a `reach` exceeds `NARROW_LIMIT`."""
+    are 64-bit integers, for calls in which a `reach` exceeds `NARROW_LIMIT`. `listed`: one launch runs the kernel many
+    times, each time on tensors whose addresses are a row of a table."""
 
     aligned: bool = False
     wide: bool = True
+    listed: bool = False
 
 
 GENERIC = Variant()
@@ -174,8 +176,8 @@ def aligning(program: TileProgram) -> tuple[str, ...]:
 
 def reached(program: TileProgram, variant: Variant) -> list[tuple[Buffer, Descriptor]]:
     """The descriptors that a variant uses: coordinates have 32 bits, and what `aligning` says must be enough to make
-    all strides multiples of 16 bytes."""
-    if not variant.aligned or variant.wide:
+    all strides multiples of 16 bytes. In a list there are none, as its tensors are not arguments."""
+    if not variant.aligned or variant.wide or variant.listed:
         return []
     loads = [s for s in program.statements() if isinstance(s, Load) and s.descriptor is not None]
     found = dict.fromkeys((s.buffer, s.descriptor) for s in loads if s.descriptor is not None)

@@ -78,7 +78,9 @@ class Likeness:
 
     def _far(self, v: Value) -> bool:
         readers = self.consumers.get(v, ())
-        return bool(readers) and self.position[readers[-1]] - self.origins[v][0] > GROUPS.max_value_span
+        if len(readers) <= GROUPS.max_far_readers:
+            return False
+        return self.position[readers[-1]] - self.origins[v][0] > GROUPS.max_value_span
 
     def _uses(self, v: Value) -> int:
         """Who reads a result, also through ops that its readers compute for themselves, as seen from its own op."""

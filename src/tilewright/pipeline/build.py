@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -143,6 +143,8 @@ class KernelBuilder:
     """Schedules of kernels that the solver is not asked for."""
     tuned: Tuned = field(default_factory=Tuned)
     """What a tuning file says of the device."""
+    listed: Set[Kernel] = frozenset()
+    """Kernels that run in lists."""
 
     @property
     def hints(self) -> SizeHints:

@@ -23,6 +23,7 @@ from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan.build import build_plan
 from tilewright.plan.coverage import coverage_of
+from tilewright.plan.lists import with_lists
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.algebra.diagonals import share_diagonals
@@ -47,7 +48,7 @@ from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.runtime.store.tuned import Tuned, tuned_for
 from tilewright.schedule.mask_windows import with_windows
-from tilewright.schedule.solver import Solver
+from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.tuning.thresholds import SIZES
 
 from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
@@ -284,15 +285,24 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    return replace(state, cover=with_places(cover))
+    cover = with_places(cover)
+    if _has_lists(asked):
+        cover = with_lists(cover, lambda kernel: kernel_key(kernel, cover.layouts), solver.hints)
+    return replace(state, cover=cover)
+
+
+def _has_lists(asked: CompileRequest) -> bool:
+    """Whether kernels that are alike may be one launch: not where each is looked at, nor in the steps of a loop."""
+    return asked.options.fusion == "full" and asked.options.verify is not True and not asked.repeated
 
 
 def _make_kernels(state: State) -> State:
     assert state.cover is not None
     asked = state.request
     builder = KernelBuilder(
-        asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal
-    )
+        asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal,
+        listed=state.cover.lists.keys(),
+    )  # fmt: skip
     return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
 
 

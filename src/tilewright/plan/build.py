@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.analysis.writes.law import reused_operand
@@ -13,6 +13,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Share, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
+from tilewright.ir.kernel import Step as CoverStep
 from tilewright.ir.sizes import dims
 
 from .bind import bind_symbols, check_bound, names_in, symbol_name
@@ -92,11 +93,11 @@ class _Builder:
         bindings = bind_symbols(inputs)  # pyright: ignore[reportArgumentType]  (what has no buffer is a scalar)
         known = {b.symbol for b in bindings}
         found_symbols = set(graph.found_by_calls()) - known
-        for step in self.cover.steps:
+        for step, listed in self._listed():
             self._check_known(step, found_symbols - known)
             match step:
                 case Kernel():
-                    self._kernel(step)
+                    self._kernel(step, listed)
                 case LibraryStep():
                     self._library(step, known)
                 case ViewStep():
@@ -216,7 +217,22 @@ class _Builder:
 
     # --- steps ---
 
-    def _kernel(self, kernel: Kernel) -> None:
+    def _listed(self) -> Iterator[tuple[CoverStep, range]]:
+        """The steps, each with the times at which those of its list run."""
+        steps = self.cover.steps
+        keys = [self._list_of(step) for step in steps]
+        for key, run in groupby(range(len(steps)), lambda k: keys[k] or k):
+            times = list(run)
+            listed = range(times[0], times[-1] + 1) if isinstance(key, tuple) and len(times) > 1 else range(0)
+            yield from ((steps[k], listed) for k in times)
+
+    def _list_of(self, step: CoverStep) -> tuple[int, int] | None:
+        """The numbers of a kernel's list and of its program."""
+        if not isinstance(step, Kernel) or step not in self.cover.lists:
+            return None
+        return self.cover.lists[step], self.kernels[step][0]
+
+    def _kernel(self, kernel: Kernel, listed: range) -> None:
         number, params = self.kernels[kernel]
         lines = {kernel.outputs[b] for b, _ in kernel.lines}
         for v in kernel.outputs:
@@ -231,12 +247,23 @@ class _Builder:
             elif v not in self.number:
                 self._add(v, Home.ARENA)
         places = tuple(self._of(v) for v in params)
-        launch = Launch(number, places, self.core_ns(kernel), stores=len(kernel.outputs))
+        self._hold(places, listed)
+        which = self.cover.lists[kernel] if listed else -1
+        launch = Launch(number, places, self.core_ns(kernel), stores=len(kernel.outputs), list=which)
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Launches):
             self.steps[-1] = Launches((*last.launches, launch))
         else:
             self.steps.append(Launches((launch,)))
+
+    def _hold(self, buffers: Sequence[int], times: range) -> None:
+        """Keep what the kernels of a list read and make apart for all of the list."""
+        for b in buffers:
+            while times and b >= 0:
+                held = self.buffers[b]
+                start = min(held.start, times.start) if held.start in times else held.start
+                self.buffers[b] = replace(held, start=start, end=max(held.end, times.stop))
+                b = held.source
 
     # --- changes of inputs where they lie ---
 

@@ -9,7 +9,7 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Precondition
-from tilewright.ir.sizes.dims import ZERO
+from tilewright.ir.sizes.dims import ZERO, add
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,13 @@ class Measure:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Run generated kernel number `kernel` on these buffers, the last `stores` of which it makes; one core takes about
-    `core_ns` nanoseconds (None: nobody knows)."""
+    `core_ns` nanoseconds (None: nobody knows). Neighbours with one number `list` (-1: none) may run at once."""
 
     kernel: int
     params: tuple[int, ...]
     core_ns: Expr | None = None
     stores: int = 0
+    list: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,16 @@ class Launches:
     """Generated kernels one after the other, with nothing between."""
 
     launches: tuple[Launch, ...]
+
+    def together(self) -> Sequence[Sequence[Launch]]:
+        """The launches in order, each with those of its list."""
+        found: list[list[Launch]] = []
+        for x in self.launches:
+            if found and x.list >= 0 and (found[-1][0].list, found[-1][0].kernel) == (x.list, x.kernel):
+                found[-1].append(x)
+            else:
+                found.append([x])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +223,24 @@ class Plan:
         return "\n".join(lines)
 
 
+def core_ns_of(launches: Sequence[Launch]) -> Expr | None:
+    """Nanoseconds that launches take one core together; None where nobody knows."""
+    known = [x.core_ns for x in launches if x.core_ns is not None]
+    return add(*known) if len(known) == len(launches) else None
+
+
+def lists_of(plan: Plan) -> list[tuple[int, int]]:
+    """The number of a kernel that one launch runs several times, and how often, for each such launch in order."""
+    steps = [step for segment in plan.segments for step in segment.steps if isinstance(step, Launches)]
+    return [(x[0].kernel, len(x)) for step in steps for x in step.together() if len(x) > 1]
+
+
 def _show(step: Step) -> str:
     match step:
         case Launches():
             return "launch " + "; ".join(
-                f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches
+                " + ".join(f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in together)
+                for together in step.together()
             )
         case CallStep():
             made = ", ".join(f"b{o}" for o in step.outputs)

@@ -34,7 +34,7 @@ from .data import (
     View,
 )
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the meaning of a field changes; other numbers are refused."""
 
 _CLASSES: dict[str, type] = {

@@ -4,10 +4,12 @@ A buffer without a source owns memory; the others are views of one that does, or
 memory has a version, which a write into it raises. A value is the version that its buffer was made with: who reads a
 buffer whose memory has another version by now would get another value. Kernels and copies make each buffer once, before
 any reader; nothing is touched before its memory is taken or after it is given back; two buffers share a part of the
-arena only if one is done before the other begins; and no arena leaves its plan."""
+arena only if one is done before the other begins; and no arena leaves its plan. Launches of one
+list are one program, and none of them touches memory that another one writes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from torch._ops import OpOverload
@@ -93,6 +95,8 @@ class _Walk:
                 self.step = part
                 stores = isinstance(step, (Launches, Copy))
                 self.access(reads, writes, makes, kernel=isinstance(step, Launches), stores=stores)
+            if isinstance(step, Launches):
+                self.lists(step)
             self.step = f"what step {k} gives back"
             self.gone |= set(segment.frees[k]) if segment.frees else set()
         for m in segment.measures:
@@ -119,6 +123,21 @@ class _Walk:
                 self.store(b)
             else:
                 self.make(b)
+
+    def lists(self, step: Launches) -> None:
+        """Launches that run at once need nothing of each other, and nothing of the arena is another's meanwhile."""
+        for launches in (x for x in step.together() if len(x) > 1):
+            self.step = f"a list of {len(launches)} times kernel {launches[0].kernel}"
+            touched: Counter[int] = Counter()
+            for _, reads, _, makes in map(_launch, launches):
+                touched.update({self.roots[b] for b in (*reads, *makes)})
+            for _, _, _, makes in map(_launch, launches):
+                for b in makes:
+                    if touched[self.roots[b]] > 1:
+                        self.fail(b, "is made in one launch of a list, and another one touches its memory")
+            times = [self.buffers[b] for b in touched if self.in_arena(b)]
+            if times and max(b.start for b in times) >= min(b.end for b in times):
+                self.fail(next(iter(touched)), "is used when its part of the arena is another's")
 
     def in_arena(self, b: int) -> bool:
         return self.buffers[self.roots[b]].home is Home.ARENA

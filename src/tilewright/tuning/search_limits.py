@@ -191,7 +191,10 @@ class GroupLimits:
 
     max_value_span: int = 256
     """Places from its first op to its last reader over which a value is known by its distance: one that is used
-    further away is known by itself."""
+    further away, and often, is known by itself."""
+    max_far_readers: int = 4
+    """Readers of a value that is known by its distance however far away they are: what an optimizer does with one of
+    hundreds of tensors stands as many places apart, and the same is done with the others."""
     max_kernel_operands: int = 256
     """Operands of the ops of one kernel: an op of more stays alone."""
     max_priced_kernels: int = 20_000

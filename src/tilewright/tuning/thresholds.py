@@ -225,6 +225,18 @@ MEMORY = load(MemoryThresholds, "memory")
 
 
 @dataclass(frozen=True, slots=True)
+class ListThresholds:
+    """Kernels that are one launch."""
+
+    min_kernels: int
+    max_list_operands: int
+    max_made_bytes: int
+
+
+LISTS = load(ListThresholds, "lists")
+
+
+@dataclass(frozen=True, slots=True)
 class FormThresholds:
     """Rewrites of a form."""
 

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.support.cuda.launches import N, launches, number, printed
+from tests.support.cuda.launches import N, built_by, launches, number, printed, program
 from tests.support.cuda.triton_sources import product, scaled
 from tests.support.triton.corpus import BY_NAME, entry
 
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
-from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis, call, symbol
-from tilewright.ir.program import Buffer, GridAxis, TileProgram
+from tilewright.ir.expr import call, symbol
+from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant, aligning
 from tilewright.options import Options
 from tilewright.runtime.cuda import kernels
-from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.driver import Device, Driver, DriverError, DriverOutOfMemory
-from tilewright.runtime.cuda.job import KernelFacts
 from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
 from tilewright.runtime.store.cache import ContentStore, default_root
 
 STREAM = 0x5EED
-
-
-def program(size: int | None = None) -> TileProgram:
-    """A grid of blocks of 1024 elements over n, or over a static size."""
-    n = N if size is None else dims.integer(size)
-    blocks = dims.floordiv(dims.add(n, dims.integer(1023)), dims.integer(1024))
-    return TileProgram((Buffer("a", f32, n), Buffer("b", f32, n)), (GridAxis(Axis("g", blocks), blocks),), ())
-
-
-def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
-    """Builds nothing: the image says how many arguments there are, the name which variant it is."""
-    made: list[TritonSource] = []
-
-    def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
-        found: list[BuiltKernel] = []
-        for source in sources:
-            folder = tmp_path / f"{tmp_path.name}{len(made)}"
-            folder.mkdir()
-            made.append(source)
-            (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
-            facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
-            (folder / "facts.json").write_text(json.dumps(facts.to_json()))
-            found.append(BuiltKernel(folder, facts))
-        return found
-
-    build.made = made  # type: ignore[attr-defined]
-    return build
 
 
 def unit(gpu: Device, tmp_path: Path, *programs: TileProgram, **rest: int) -> CudaUnit:

@@ -9,7 +9,7 @@ from tilewright.ir.dtype import f32
 from tilewright.plan import Home, Spec
 from tilewright.plan.data import Buffer
 from tilewright.runtime.plan import steps
-from tilewright.runtime.plan.bound import independent
+from tilewright.runtime.plan.steps import independent
 
 OWN = Buffer(Spec(f32, (), ()), Home.OUTPUT)
 VIEW_OF_0 = Buffer(Spec(f32, (), ()), Home.VIEW, source=0)

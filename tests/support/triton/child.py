@@ -1,8 +1,9 @@
 """Runs printed kernels in Triton's interpreter: `python child.py`, with TRITON_INTERPRET=1.
 
 Each line that it reads names a FOLDER, and is answered by a line of JSON: what went wrong, empty if nothing. FOLDER
-holds jobs.json, [{"file", "entry", "points", "sizes", "params", "descriptors"}, ...], and the memory of parameter p of
-job k as k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json afterwards.
+holds jobs.json, [{"file", "entry", "points", "sizes", "params", "rows", "descriptors"}, ...], and the memory of
+parameter p of job k as k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json
+afterwards. A job of several rows takes a table of its parameters.
 """
 
 from __future__ import annotations
@@ -156,9 +157,13 @@ def run(folder: Path) -> None:
             TensorDescriptor(inner[p][start:], extents, strides, tile)
             for p, start, extents, strides, tile in job["descriptors"]
         ]
+        rows = job["rows"]
+        if rows:
+            table = torch.tensor([t.data_ptr() for t in inner])
         if job["points"]:
             try:
-                getattr(module, job["entry"])[(job["points"],)](*inner, *job["sizes"], word, *shown)
+                run = getattr(module, job["entry"])[(job["points"] * max(1, rows),)]
+                run(*([table] if rows else inner), *job["sizes"], word, *shown)
             except Exception as error:
                 raise RuntimeError(f"job {k}, {job['name']}") from error
         for p, t in enumerate(whole):

@@ -35,7 +35,8 @@ NARROW = Variant(aligned=False, wide=False)
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a program: `inputs` are the contents of its parameters (None: an output)."""
+    """One run of a program: `inputs` are the contents of its parameters (None: an output); of a list, of its rows one
+    after the other."""
 
     program: TileProgram
     inputs: Sequence[np.ndarray | None]
@@ -43,6 +44,11 @@ class Job:
     symbols: tuple[str, ...] = ()
     variant: Variant = NARROW
     name: str = ""
+
+    @property
+    def rows(self) -> int:
+        """How often the program runs."""
+        return len(self.inputs) // len(self.program.params)
 
     def source(self) -> TritonSource:
         """The printed kernel."""
@@ -141,7 +147,7 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
         order = job.symbols or tuple(job.sizes)
         points = [dims.evaluate(g.extent, job.sizes) for g in job.program.grid]
         whole: list[np.ndarray] = []
-        for p, (buffer, given) in enumerate(zip(job.program.params, job.inputs, strict=True)):
+        for p, (buffer, given) in enumerate(zip(job.program.params * job.rows, job.inputs, strict=True)):
             size = dims.evaluate(buffer.size, job.sizes)
             data = np.full(size + 2 * GUARD, _poison(buffer.dtype, given is None), STORAGE[buffer.dtype.name])
             if given is not None:
@@ -152,7 +158,8 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
         rows.append({
             "file": file, "entry": source.entry, "points": int(np.prod(points)), "guard": GUARD,
             "sizes": [job.sizes[order[a.index]] for a in source.arguments if a.kind == "size"],
-            "params": [b.dtype.name for b in job.program.params], "name": job.name,
+            "params": [b.dtype.name for b in job.program.params * job.rows], "name": job.name,
+            "rows": job.rows if job.variant.listed else 0,
             "descriptors": [_tensor(a, job.sizes) for a in source.arguments if a.descriptor is not None],
         })  # fmt: skip
     (folder / "jobs.json").write_text(json.dumps(rows))
@@ -164,12 +171,14 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
 
 def same_as_interpreter(job: Job, outcome: Outcome, *, rtol: float = 1e-5, atol: float = 1e-5) -> None:
     """Raise AssertionError unless every buffer is as the meaning of the program says."""
+    params, want = job.program.params, list[np.ndarray]()
     before = [
         _untouched(b, job.sizes) if x is None else x
-        for b, x in zip(job.program.params, job.inputs, strict=True)
+        for b, x in zip(params * job.rows, job.inputs, strict=True)
     ]
-    want = run_program(job.program, before, job.sizes)
-    for buffer, expected, got in zip(job.program.params, want, outcome.arrays, strict=True):
+    for k in range(0, len(before), len(params)):
+        want += run_program(job.program, before[k : k + len(params)], job.sizes)
+    for buffer, expected, got in zip(params * job.rows, want, outcome.arrays, strict=True):
         about = f"{job.name} {buffer.name}"
         if buffer.dtype.is_float:
             wide, right = got.astype(np.float64), expected.astype(np.float64)
@@ -220,7 +229,7 @@ def build(folder: Path, source: TritonSource, machine: str = "sm_90") -> Built:
 
 def _outcome(folder: Path, k: int, job: Job, before: Sequence[np.ndarray], error: int) -> Outcome:
     arrays: list[np.ndarray] = []
-    for p, (buffer, old) in enumerate(zip(job.program.params, before, strict=True)):
+    for p, (buffer, old) in enumerate(zip(job.program.params * job.rows, before, strict=True)):
         new = np.load(folder / f"{k}_{p}.npy").view(old.dtype)
         for edge in (slice(0, GUARD), slice(len(new) - GUARD, len(new))):
             same = new[edge].tobytes() == old[edge].tobytes()

@@ -12,6 +12,7 @@ condition that fails. `order` looks at the loops of a tile program, which this o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -82,6 +83,20 @@ class _Reads:
                 self.maker[v] = time, step
                 source = _shown_by(step)
                 self.root[v] = v if source is None else self.owner(source)
+
+        graph = cover.graph
+        self.shown = frozenset(self.owner(v) for v in graph.outputs if isinstance(v, Value))
+        """Memories that outputs show."""
+        self.copied = frozenset(self.owner(w.value) for w in graph.writes)
+        """Memories that hold what is written."""
+        self.times_written = Counter(w.input for w in graph.writes)
+        self._may_fail: dict[Kernel, bool] = {}
+
+    def may_fail(self, kernel: Kernel) -> bool:
+        """Whether a kernel tests what it computes with."""
+        if kernel not in self._may_fail:
+            self._may_fail[kernel] = any(map(may_fail, kernel.ops))
+        return self._may_fail[kernel]
 
     def owner(self, v: Value) -> Value:
         """The value whose memory `v` is, as long as nothing is done in place."""
@@ -156,7 +171,7 @@ class _Chain:
     def changes(self) -> DoneInPlace:
         """What is done in place. Raises _Copied where the law forbids it."""
         graph, k = self.reads.graph, self.write.input
-        if sum(w.input == k for w in graph.writes) > 1:
+        if self.reads.times_written[k] > 1:
             raise _Copied(WriteCopied.SEVERAL)
         alone = nested(self.given.shape, self.strides)
         moving = sum(n is not dims.ONE for n in self.given.shape)
@@ -281,7 +296,7 @@ class _Chain:
         """A kernel stores `value` where it lies in the input."""
         time, _ = self.reads.maker[value]
         self._check_readers(change, time)
-        if any(map(_may_fail, kernel.ops)):
+        if self.reads.may_fail(kernel):
             raise _Copied(WriteCopied.MAY_FAIL)
         over = frozenset(v for v in kernel.inputs if self.reads.owner(v) in self.old)
         stored = StoredInInput(self.write.input, starts, over, at)
@@ -302,10 +317,10 @@ class _Chain:
         """Raise _Copied if anybody needs what was there before once it is changed at that time."""
         if time <= self.last:
             raise _Copied(WriteCopied.READ_LATER)
-        graph, owners = self.reads.graph, set(self.old)
-        if any(isinstance(v, Value) and self.reads.owner(v) in owners for v in graph.outputs):
+        owners = set(self.old)
+        if not self.reads.shown.isdisjoint(owners):
             raise _Copied(WriteCopied.SHOWN)
-        if any(self.reads.owner(w.value) in owners for w in graph.writes):
+        if not self.reads.copied.isdisjoint(owners):
             raise _Copied(WriteCopied.READ_LATER)
         for owner in self.old:
             for when, step, v in self.reads.of.get(owner, ()):
@@ -316,7 +331,7 @@ class _Chain:
                     raise _Copied(WriteCopied.READ_LATER)
 
 
-def _may_fail(op: Op) -> bool:
+def may_fail(op: Op) -> bool:
     """Whether an op tests what it computes with: a kernel says that only when all of it has run."""
     for x in (x for b in (op.expr.body if op.expr is not None else ()) for x in walk(b)):
         if x.op == "checked" or divisor(x) is not None:

@@ -23,7 +23,7 @@ from torch._ops import OperatorBase, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, suggest_memory_format
 from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
 
-from .foreach import foreach_decompositions
+from .foreach import foreach_decompositions, free_number_decompositions
 from .promises import promise_decompositions
 from .registry import TABLE
 
@@ -76,7 +76,8 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.detach_.default: _itself,
         torch.ops.aten._neg_view.default: torch.neg,
     }
-    return dict(table.items()) | promise_decompositions() | foreach_decompositions() | ours
+    lists = foreach_decompositions() | free_number_decompositions()
+    return dict(table.items()) | promise_decompositions() | lists | ours
 
 
 @elementwise_type_promotion_wrapper(

@@ -1,5 +1,6 @@
 """Ops over lists of tensors, as ops over each: a step of an optimizer is kernels then, and no pass over memory for each
-op. Torch has such a form of each, for devices without a faster one."""
+op. Torch has such a form of each, for devices without a faster one. And ops with a number that a program may change
+from call to call, such as a learning rate."""
 
 # What torch offers to compilers it names with underscores.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey, _dispatch_get_all_op_names
 from torch._ops import OpOverload
 
@@ -27,3 +29,39 @@ def foreach_decompositions() -> dict[OpOverload, Callable[..., object]]:
         if op.has_kernel_for_dispatch_key(DispatchKey.CompositeExplicitAutograd):
             found[op] = partial(op._op_dk, DispatchKey.CompositeExplicitAutograd)
     return found
+
+
+def free_number_decompositions() -> dict[OpOverload, Callable[..., object]]:
+    """Ops with a float that is free (a learning rate that has changed), as ops of which torch knows how to make a
+    tensor of it; of others it makes a constant, and another value compiles anew. Others stay as they are."""
+    aten = torch.ops.aten
+    pairs = {op: getattr(aten, op) for op in ("add", "sub", "mul", "div")}
+    found: dict[OpOverload, Callable[..., object]] = {
+        packet.Scalar: partial(_by_tensor, packet.Tensor) for packet in pairs.values()
+    }
+    found |= {pairs[op].Tensor: partial(_by_product, pairs[op].Tensor) for op in ("add", "sub")}
+    return found | {aten.addcmul.default: _added_product, aten.addcdiv.default: _added_quotient}
+
+
+def _by_tensor(op: OpOverload, x: Tensor, y: object, *alpha: object) -> object:
+    if not _is_free(y, *alpha):
+        return NotImplemented
+    return op(x, y, alpha=alpha[0]) if alpha else op(x, y)
+
+
+def _by_product(op: OpOverload, x: object, y: object, *, alpha: object = 1) -> object:
+    return op(x, torch.ops.aten.mul.Tensor(y, alpha)) if _is_free(alpha) else NotImplemented
+
+
+def _added_product(x: Tensor, y: Tensor, z: Tensor, *, value: object = 1) -> object:
+    mul = torch.ops.aten.mul.Tensor
+    return torch.ops.aten.add.Tensor(x, mul(mul(y, value), z)) if _is_free(value) else NotImplemented
+
+
+def _added_quotient(x: Tensor, y: Tensor, z: Tensor, *, value: object = 1) -> object:
+    quotient = torch.ops.aten.div.Tensor(y, z) if _is_free(value) else y
+    return _by_product(torch.ops.aten.add.Tensor, x, quotient, alpha=value)
+
+
+def _is_free(*numbers: object) -> bool:
+    return any(isinstance(n, torch.SymFloat) for n in numbers)

@@ -3,7 +3,8 @@
 The file imports `triton`, `triton.language as tl` and perhaps `libdevice`, and defines one function under
 `@triton.jit` (and helpers for reductions over tuples). Its grid is one-dimensional: `program_id(0)` counts grid points,
 the last axis of the grid varies fastest. All its arguments are run-time arguments, in the order of `arguments`; those
-of variants of a kernel differ only in the descriptors at the end.
+of variants of a kernel differ only in the descriptors at the end. A listed variant takes a table in the place of
+pointers: a row of addresses for each of the tensors that it runs on, whose grids follow each other.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tilewright.ir.expr import Symbol
 from tilewright.ir.program import Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.lower.legalise.gpu import block_axes
-from tilewright.lower.variants import Variant, aligning, quotients, reached
+from tilewright.lower.variants import ALIGNMENT, Variant, aligning, quotients, reached
 
 from .expr import Expressions, count_reads
 from .helpers import Helpers
 from .index import Indices, index_values
-from .scope import UNARY, Lines, Term, memory_type
+from .scope import UNARY, Lines, Term, memory_name, memory_type
 from .statements import Body, check_size, printed
 
-ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
+ArgumentKind = Literal["pointer", "size", "error", "descriptor", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Argument:
 
     `index` is the number of the parameter (pointer) or of the symbol in the plan's order (size), 0 for the error word.
     `divisible` says that the build may, and a call must, take it for a multiple of 16. A `descriptor` is made by the
-    launch, of parameter `index`."""
+    launch, of parameter `index`; a table is one, too, of 64-bit addresses."""
 
     kind: ArgumentKind
     name: str
@@ -81,14 +82,14 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
     indices = Indices(index_values(program))
     printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers, indices)
     printer.counts = count_reads(printed(program))
-    pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
+    pointers = {b.name: f"p{k}" for k, b in enumerate(program.params)}
     names = {(program.params[a.index].name, a.descriptor): a.name for a in arguments if a.descriptor}
     if variant.aligned:
         for quotient, divisor in quotients(program).items():
             printer.counts[quotient] = 0  # no name but the one below
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
-    _grid(program, printer)
+    _grid(program, printer, _row(program, printer, variant) if variant.listed else "tl.program_id(0)")
     Body(program, printer, pointers, variant.aligned, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
@@ -97,11 +98,13 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
 
 
 def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
-    """Pointers, the sizes that the text uses, and the error word."""
+    """Pointers, or a table of them, the sizes that the text uses, and the error word."""
     found = [
         Argument("pointer", f"p{k}", f"*{memory_type(b.dtype)}", k, variant.aligned)
         for k, b in enumerate(program.params)
     ]
+    if variant.listed:
+        found = [Argument("table", "table", "*i64", 0, True)]
     used = {s.value.name for e in printed(program) for s in symbols_of(e) if isinstance(s.value, Symbol)}
     multiples = aligning(program) if variant.aligned else ()
     order = {name: k for k, name in enumerate(symbols)}
@@ -120,9 +123,23 @@ def _descriptors(program: TileProgram, variant: Variant) -> list[Argument]:
     return made
 
 
-def _grid(program: TileProgram, printer: Expressions) -> None:
-    """Print the place of a grid point along each axis."""
-    point = "tl.program_id(0).to(tl.int64)" if printer.index_type is i64 else "tl.program_id(0)"
+def _row(program: TileProgram, printer: Expressions, variant: Variant) -> str:
+    """Print the row of a block's tensors, and their addresses; the block's number among those of its row."""
+    put = printer.lines.put
+    extents = [printer.term(g.extent).at(UNARY) for g in program.grid]
+    if extents:
+        put(f"points = {' * '.join(extents)}")
+    put(f"row = tl.program_id(0){' // points' if extents else ''}")
+    put(f"row = table + row * {len(program.params)}")
+    for k, b in enumerate(program.params):
+        address = f"tl.load(row + {k}).to(tl.pointer_type({memory_name(b.dtype)}))"
+        put(f"p{k} = tl.multiple_of({address}, {ALIGNMENT})" if variant.aligned else f"p{k} = {address}")
+    return "(tl.program_id(0) % points)" if extents else "0"
+
+
+def _grid(program: TileProgram, printer: Expressions, number: str) -> None:
+    """Print the place of a grid point along each axis; `number` is its number."""
+    point = f"{number}.to(tl.int64)" if printer.index_type is i64 else number
     names = [f"g{k}" for k in range(len(program.grid))]
     if len(names) > 1:
         printer.lines.put(f"point = {point}")

@@ -56,6 +56,11 @@ def memory_type(dtype: DType) -> str:
     return SIGNATURE[dtype.name]
 
 
+def memory_name(dtype: DType) -> str:
+    """The language's name of the type of an element in memory. Raises UnsupportedError if it has none."""
+    return "tl.uint8" if memory_type(dtype) == "u8" else named_type(dtype)
+
+
 class Lines:
     """Text under construction."""
 

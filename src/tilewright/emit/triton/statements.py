@@ -70,6 +70,8 @@ class Body:
         self.places = BoundAxes(printer)
         self.split = self.wide or not aligned or program.odd_steps
         """Whether addresses are printed as those of a block and what lies behind them."""
+        self.loads = True
+        """Whether threads may load since they last waited for each other."""
         self._bound: Counter[Axis] = Counter()
         self._number: dict[Axis, int] = {}
 
@@ -78,6 +80,7 @@ class Body:
     def body(self, statements: Sequence[Stmt]) -> None:
         """Print statements in order."""
         for s in statements:
+            self.loads |= not isinstance(s, (Compute, Store))
             match s:
                 case Load():
                     self.load(s)
@@ -302,8 +305,9 @@ class Body:
             text += f", mask={printer.fit(mask, wanted).text}"
         if s.stream is not None:
             text += ', cache_modifier=".cs"'
-        if any(s.buffer == self.program.params[k] for k in self.program.over):
+        if self.loads and any(s.buffer == self.program.params[k] for k in self.program.over):
             self.lines.put("tl.debug_barrier()")  # other threads may hold copies of what is stored over
+            self.loads = False
         self.lines.put(f"tl.store({text})")
 
     def check(self, s: Check) -> None:

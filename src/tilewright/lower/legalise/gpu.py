@@ -29,6 +29,7 @@ from tilewright.target import Target
 
 from .product_sums import add_products
 from .runs import tell_runs
+from .stores import with_stores_last
 
 MIN_DOT_EXTENT = 16
 """Elements that each side of a block on a matrix unit has at least."""
@@ -39,6 +40,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     axes that it cannot have."""
     if target.language != "triton":
         raise VerifyError(f"target {target.name} takes {target.language}", phase="legalise")
+    program = with_stores_last(program)
     tiles = block_axes(program)
     multiplied = only_multiplied(program)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -92,7 +93,7 @@ class CudaBackend:
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
                 if once
-                else _variants(scheduled, programs)
+                else _variants(scheduled, programs, [kernel in builder.listed for kernel, _ in steps])
             )
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
             try:
@@ -205,10 +206,21 @@ def _seconds(run: Callable[[], object]) -> float:
     return before.elapsed_time(after) / 1e3
 
 
-def _variants(scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]) -> list[tuple[int, Variant]]:
-    """What is built before calls ask."""
+def _variants(
+    scheduled: Sequence[Scheduled], programs: Sequence[TileProgram], listed: Sequence[bool]
+) -> list[tuple[int, Variant]]:
+    """What is built before calls ask; of kernels that are all in lists, only what these need."""
     serves = {id(b.program): b.condition for s in scheduled for b in s.buckets}
-    return [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
+    ways: dict[int, set[bool]] = {}
+    for s, in_list in zip(scheduled, listed, strict=True):
+        for p in s.programs:
+            ways.setdefault(id(p), set()).add(in_list)
+    return [
+        (k, replace(v, listed=way))
+        for k, p in enumerate(programs)
+        for way in sorted(ways[id(p)])
+        for v in usual(p, serves.get(id(p)))
+    ]
 
 
 def _at_typical_sizes(

@@ -66,7 +66,12 @@ def _refused(code: int, message: str) -> DriverError:
 
 
 class _Device(ctypes.Structure):
-    _fields_ = (("context", ctypes.c_void_p), ("error", ctypes.c_void_p), ("error_address", ctypes.c_uint64))
+    _fields_ = (
+        ("context", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("error_address", ctypes.c_uint64),
+        ("put", ctypes.c_void_p),
+    )
 
 
 class _Kernel(ctypes.Structure):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from types import MappingProxyType
+
+import torch
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
@@ -26,7 +29,7 @@ from tilewright.lower.variants import (
     variants,
 )
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
-from tilewright.runtime.plan.launch import Launching
+from tilewright.runtime.plan.launch import Launching, Places, rows_of
 from tilewright.tuning.thresholds import GPU_WORK
 
 from .build import BuiltKernel
@@ -63,6 +66,9 @@ class _Record(ctypes.Structure):
         ("bundled", ctypes.c_void_p),
         ("member", ctypes.c_void_p),
         ("stale", ctypes.c_int64),
+        ("table", ctypes.c_uint64),
+        ("addresses", ctypes.c_void_p),
+        ("told", ctypes.c_int64),
     )
 
 
@@ -94,8 +100,9 @@ class _Bundle:
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
     """One kernel for exact sizes: native addresses of its generic variant (0: not built) and its aligned one (0: not
-    for these sizes), the blocks of its grid, its arguments, pointers that the compiler wants behind them, and what
-    descriptors show that the aligned variant has between. `later` is the generic variant."""
+    for these sizes), the blocks of its grid (in a list: for each of its `rows`), its arguments, pointers that the
+    compiler wants behind them, and what descriptors show that the aligned variant has between. `later` is the generic
+    variant."""
 
     generic: int
     aligned: int
@@ -104,6 +111,7 @@ class Ready:
     hidden: int
     later: tuple[int, Variant]
     shown: tuple[Tensor, ...] = ()
+    rows: int = 1
 
     def check(self, source: TritonSource, built: BuiltKernel) -> None:
         """Raise VerifyError if another variant takes other arguments."""
@@ -141,6 +149,7 @@ class CudaUnit:
         self._print, self._build = compiler.printed, compiler.build
         self._built = dict(known)
         self.buckets = dict(buckets)
+        self._lists = {k for k, v in known if v.listed}
         self._lock = threading.Lock()
 
     @property
@@ -173,23 +182,34 @@ class CudaUnit:
             return True
         return any(v.wide for v in possible) and any(size(e, sizes) > NARROW_LIMIT for e in ends)
 
-    def ready(self, kernel: int, sizes: Mapping[str, Number]) -> Ready | None:
-        """What to launch for exact sizes; None for a grid without points."""
+    def _chosen(self, kernel: int, sizes: Mapping[str, Number]) -> tuple[int, int]:
+        """What stands for a kernel at exact sizes, and the blocks of its grid."""
         kernel = next((k for when, k in self.buckets.get(kernel, ()) if number(when, sizes)), kernel)
-        blocks = 1
-        for extent in self.needs[kernel].grid:
-            blocks *= max(0, size(extent, sizes))
+        return kernel, prod(max(0, size(extent, sizes)) for extent in self.needs[kernel].grid)
+
+    def rows_at_once(self, kernel: int, sizes: Mapping[str, Number]) -> int:
+        """How many rows of a list one launch can run; 1 where the kernel is not built for lists."""
+        kernel, blocks = self._chosen(kernel, sizes)
+        return max(1, MAX_GRID_BLOCKS // max(1, blocks)) if kernel in self._lists else 1
+
+    def ready(self, kernel: int, sizes: Mapping[str, Number], rows: int = 1) -> Ready | None:
+        """What to launch for exact sizes; None for a grid without points."""
+        kernel, blocks = self._chosen(kernel, sizes)
         if not blocks:
             return None
         if blocks > MAX_GRID_BLOCKS:
             raise UnsupportedError(
                 f"a kernel needs {blocks} blocks, a GPU runs {MAX_GRID_BLOCKS}", phase="run"
             )
+        found = self._ready(kernel, blocks, sizes, listed=rows > 1)
+        return replace(found, rows=rows)
+
+    def _ready(self, kernel: int, blocks: int, sizes: Mapping[str, Number], *, listed: bool) -> Ready:
         wide = self.is_wide(kernel, sizes)
-        generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
+        generic, aligned = (kernel, Variant(False, wide, listed)), (kernel, Variant(True, wide, listed))
         special = (
             self._aligned(aligned, generic, blocks, sizes)
-            if aligned[1] in self.needs[kernel].variants
+            if Variant(True, wide) in self.needs[kernel].variants
             else None
         )
         if special is not None and generic not in self._built:
@@ -247,7 +267,8 @@ class CudaUnit:
         """What runs `launches` on the device's current stream (for one caller at a time) and returns at once. It gives
         the number of a failed check of an earlier run, 0 for none. Threads of the host are no question here."""
         named = dict(zip(self.symbols, sizes, strict=False))
-        rows = [(r, params) for k, params in launches if (r := self.ready(k, named)) is not None]
+        parts = [part for launch in launches for part in self._parts(launch, named)]
+        rows = [(r, params) for k, params, n in parts if (r := self.ready(k, named, n)) is not None]
         records = (_Record * max(1, len(rows)))()
         alive: list[object] = [records, bases]
         for record, (ready, params) in zip(records, rows, strict=False):
@@ -279,6 +300,14 @@ class CudaUnit:
 
         return act
 
+    def _parts(self, launch: Launching, sizes: Mapping[str, Number]) -> Iterator[tuple[int, Places, int]]:
+        """The launches of a list."""
+        kernel, params, rows = launch[0], launch[1], rows_of(launch)
+        most, each = self.rows_at_once(kernel, sizes) if rows > 1 else 1, len(params) // rows
+        for k in range(0, rows, most):
+            n = min(most, rows - k)
+            yield kernel, params[k * each : (k + n) * each], n
+
     def native_call(
         self,
         launches: Sequence[Launching],
@@ -290,40 +319,50 @@ class CudaUnit:
         """None: what a launch needs depends on the stream."""
         return None
 
-    def _fill(
-        self, record: _Record, ready: Ready, params: Sequence[tuple[int, int]], sizes: array[int]
-    ) -> tuple[object, ...]:
+    def _fill(self, record: _Record, ready: Ready, params: Places, sizes: array[int]) -> tuple[object, ...]:
         """Set up one record; what it points to."""
         plain = len(ready.arguments)
         values = array("q", [0] * (plain + ready.hidden))
+        addresses = array("Q", [0] * (len(params) if ready.rows > 1 else 0))
+        start, behind = values.buffer_info()[0], addresses.buffer_info()[0]
         order: list[tuple[int, int, int]] = []
         pointers: dict[int, int] = {}
+        held: object = None
         for k, a in enumerate(ready.arguments):
             if a.kind == "pointer":
                 pointers[a.index] = len(order)
-                order.append((*params[a.index], k))
+                order.append((*params[a.index], start + 8 * k))
+            elif a.kind == "table":
+                order += [(*place, behind + 8 * n) for n, place in enumerate(params)]
+                values[k], held = device_memory(8 * len(params), self.device.ordinal)
+                record.table, record.addresses = values[k], behind
             else:
                 values[k] = sizes[a.index] if a.kind == "size" else self.device.error_address
-        start = values.buffer_info()[0]
         slots = array("q", [slot for slot, _, _ in order])
         offsets = array("q", [offset for _, offset, _ in order])
-        places = array("Q", [start + 8 * k for *_, k in order])
+        places = array("Q", [place for *_, place in order])
         arguments = array("Q", [start + 8 * k for k in range(len(values))])
         made, between, alive = maps(ready.shown, pointers)
         special = array("Q", [*arguments[:plain], *between, *arguments[plain:]])
-        record.generic, record.aligned, record.blocks = ready.generic, ready.aligned, ready.blocks
-        record.pointers = len(order)
+        record.generic, record.aligned = ready.generic, ready.aligned
+        record.blocks, record.pointers = ready.blocks * ready.rows, len(order)
         record.slots, record.offsets = slots.buffer_info()[0], offsets.buffer_info()[0]
         record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
         record.special, record.maps = special.buffer_info()[0], ctypes.addressof(made)
         record.mapped = len(ready.shown)
-        return values, slots, offsets, places, arguments, special, alive
+        return values, slots, offsets, places, arguments, special, alive, addresses, held
+
+
+def device_memory(count: int, ordinal: int) -> tuple[int, object]:
+    """The address of so many bytes on a device, for what the current stream runs as long as the second is kept."""
+    held = torch.empty(count, dtype=torch.uint8, device=torch.device("cuda", ordinal))
+    return held.data_ptr(), held
 
 
 def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:
-    """The variants that are built before a call asks for them: narrow ones if there are any, else wide ones; where
-    sizes do not matter to the aligned one (pointers, which torch aligns, still do), only that, if there is one; no
-    aligned ones of a program that only runs `when` sizes are such as spoil alignment."""
+    """The variants that are built before a call asks for them (or listed ones like them): narrow ones if there are
+    any, else wide ones; where sizes do not matter to the aligned one (pointers, which torch aligns, still do), only
+    that, if there is one; no aligned ones of a program that only runs `when` sizes are such as spoil alignment."""
     multiples = aligning(program)
     if when is not None:
         names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}

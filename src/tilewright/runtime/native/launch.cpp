@@ -8,8 +8,9 @@ typedef void (*tw_task)(void* context, int64_t begin, int64_t end, int64_t worke
 
 struct tw_record {  // parameter p lies at bases[slots[p]] + offsets[p] (bytes)
   tw_task task;
-  int64_t count, grain, params;
+  int64_t count, grain, params;  // points and parameters of one row
   const int64_t *slots, *offsets;
+  int64_t rows;  // the parameters of a row stand behind those of the one before
 };
 
 namespace {
@@ -42,8 +43,28 @@ struct tw_run {
 
 namespace {
 inline void fill(void** pointers, const tw_run* run, const tw_record& r) {
-  for (int64_t p = 0; p < r.params; p++) pointers[p] = run->bases[r.slots[p]] + r.offsets[p];
+  for (int64_t p = 0; p < r.params * r.rows; p++) pointers[p] = run->bases[r.slots[p]] + r.offsets[p];
 }
+
+struct List {  // what the points of all rows of a record are given
+  Context context;
+  const tw_record* record;
+};
+
+// The points of all rows, numbered one row after the other.
+void list_task(void* of, int64_t begin, int64_t end, int64_t worker) {
+  const List* list = (const List*)of;
+  const tw_record& r = *list->record;
+  Context context = list->context;
+  while (begin < end) {
+    int64_t row = begin / r.count, first = row * r.count, behind = first + r.count < end ? first + r.count : end;
+    context.pointers = list->context.pointers + row * r.params;
+    r.task(&context, begin - first, behind - first, worker);
+    begin = behind;
+  }
+}
+
+int64_t pointers_of(const tw_record& r) { return r.params > 0 ? r.params * r.rows : 1; }
 }  // namespace
 
 // Runs the records of one run on the caller alone. Returns as tw_launch does.
@@ -51,10 +72,10 @@ TW_API int64_t tw_launch_here(const tw_run* run) {
   int64_t error = 0;
   for (int64_t i = 0; i < run->count && !error; i++) {
     const tw_record& r = run->records[i];
-    void* pointers[r.params > 0 ? r.params : 1];
+    void* pointers[pointers_of(r)];
     fill(pointers, run, r);
-    Context context = {pointers, run->symbols, scratch, &error};
-    r.task(&context, 0, r.count, 0);
+    List list = {{pointers, run->symbols, scratch, &error}, &r};
+    list_task(&list, 0, r.rows * r.count, 0);
   }
   return error;
 }
@@ -65,10 +86,11 @@ TW_API int64_t tw_launch(const tw_run* run) {
   resize(run->threads < 0 ? -run->threads : run->threads, run->threads < 0);
   for (int64_t i = 0; i < run->count && !error; i++) {
     const tw_record& r = run->records[i];
-    void* pointers[r.params > 0 ? r.params : 1];
+    void* pointers[pointers_of(r)];
     fill(pointers, run, r);
-    Context context = {pointers, run->symbols, scratch, &error};
-    parallel(r.task, &context, r.count, r.grain, i + 1 < run->count);
+    List list = {{pointers, run->symbols, scratch, &error}, &r};
+    bool listed = r.rows > 1;
+    parallel(listed ? list_task : r.task, listed ? (void*)&list : &list.context, r.rows * r.count, r.grain, i + 1 < run->count);
   }
   return error;
 }

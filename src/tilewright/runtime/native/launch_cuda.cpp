@@ -104,6 +104,7 @@ struct tw_device {
   context primary;
   volatile int32_t* error;  // pinned host memory: kernels write the number of a failed check here
   uint64_t error_address;   // the same for the device
+  function put;             // writes its arguments to memory; null before the first launch of a list
 };
 
 struct tw_kernel {  // one built variant, loaded
@@ -131,10 +132,13 @@ struct tw_record {  // pointer p is bases[slots[p]] + offsets[p] (bytes)
   const tw_kernel *chosen, *bundled;  // the variant of this call, and of the node in the bundle
   node member;
   int64_t stale;  // a pointer has changed since the node was set
+  uint64_t table;  // of a list: where the kernel reads its pointers; 0: they are arguments
+  const uint64_t* addresses;  // what must stand there
+  int64_t told;  // it does, for what the run's stream does next
 };
 
 struct tw_run {
-  const tw_device* device;
+  tw_device* device;
   tw_record* records;
   int64_t count;
   char* const* bases;
@@ -179,7 +183,8 @@ result fill(tw_record& r, char* const* bases) {
     uint64_t address = (uint64_t)(bases[r.slots[p]] + r.offsets[p]);
     if (*r.places[p] != address) {
       *r.places[p] = address;
-      r.stale = 1;
+      r.stale = !r.table;  // the arguments of a list stay
+      r.told = 0;
     }
     bits |= address;
   }
@@ -209,6 +214,66 @@ bool make_bundle(tw_run* run) {
   good = good && !driver.graph_instantiate(&run->bundle, whole, 0);
   driver.graph_destroy(whole);
   return good;
+}
+
+// A kernel that writes its arguments where lists read theirs: what is launched, or captured, keeps its arguments, so that
+// nothing on the host must outlive the launch. 500 addresses are nearly all that arguments may have (4 KB).
+const unsigned ADDRESSES = 500;
+const char PUT[] = R"(
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry tw_put(.param .u64 target, .param .u64 count, .param .align 8 .b8 addresses[4000]) {
+  .reg .pred %past;
+  .reg .b32 %thread;
+  .reg .b64 %number, %count, %from, %to, %address;
+  mov.u32 %thread, %tid.x;
+  cvt.u64.u32 %number, %thread;
+  ld.param.u64 %count, [count];
+  setp.ge.u64 %past, %number, %count;
+  @%past ret;
+  shl.b64 %number, %number, 3;
+  mov.b64 %from, addresses;
+  add.s64 %from, %from, %number;
+  ld.param.u64 %address, [%from];
+  ld.param.u64 %to, [target];
+  cvta.to.global.u64 %to, %to;
+  add.s64 %to, %to, %number;
+  st.global.u64 [%to], %address;
+  ret;
+})";
+
+// Writes the table of a list.
+result tell(tw_device* device, const tw_record& r, stream on) {
+  if (!device->put) {
+    module loaded = nullptr;
+    result error = driver.module_load(&loaded, PUT);
+    if (error || (error = driver.module_function(&device->put, loaded, "tw_put"))) return error;
+  }
+  for (int64_t k = 0; k < r.pointers; k += ADDRESSES) {
+    uint64_t target = r.table + 8 * k, count = r.pointers - k < ADDRESSES ? r.pointers - k : ADDRESSES;
+    uint64_t addresses[ADDRESSES] = {};
+    for (uint64_t i = 0; i < count; i++) addresses[i] = r.addresses[k + i];
+    void* arguments[] = {&target, &count, addresses};
+    result error = driver.launch(device->put, 1, 1, 1, (ADDRESSES + 31) / 32 * 32, 1, 1, 0, on, arguments, nullptr);
+    if (error) return error;
+  }
+  return 0;
+}
+
+// Writes the tables of a run that are not as its kernels must find them. What is captured writes all of them, each time
+// that it runs, and whoever launches later must not take them for written.
+result tell_all(tw_run* run, stream on) {
+  int capturing = -1;
+  for (int64_t i = 0; i < run->count; i++) {
+    tw_record& r = run->records[i];
+    if (!r.table) continue;
+    result error = capturing < 0 ? driver.stream_capturing(on, &capturing) : 0;
+    if (!error && (capturing || !r.told)) error = tell(run->device, r, on);
+    if (error) return error;
+    r.told = !capturing;
+  }
+  return 0;
 }
 
 // Launches a run as a bundle; false if it must be launched record by record.
@@ -266,6 +331,7 @@ TW_API int tw_cuda_device(int ordinal, tw_device* made) {
   void* word = nullptr;
   if ((error = driver.host_alloc(&word, 64, PORTABLE | MAPPED))) return error;
   made->error = (volatile int32_t*)word;
+  made->put = nullptr;
   *made->error = 0;
   return driver.host_address(&made->error_address, word, 0);
 }
@@ -303,6 +369,7 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
     whole &= run->records[i].chosen != nullptr;
   }
   if (__builtin_expect(!whole, 0)) return UNBUILT;
+  if (result error = tell_all(run, on)) return -error;
   if (run->least && run->count >= run->least && run->calls >= 0) {
     if (run->calls < PLAIN_CALLS) {
       run->calls++;

@@ -16,7 +16,17 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, PlanSegment, Step, View
+from tilewright.plan.data import (
+    CallStep,
+    Copy,
+    Home,
+    Launches,
+    Plan,
+    PlanSegment,
+    Step,
+    View,
+    core_ns_of,
+)
 from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
@@ -303,7 +313,7 @@ class Workspace:
             return [act for step in together for act in self._acts(step)]
         return [
             steps.copying(*group[0]) if len(group) == 1 else steps.copying_all(group)
-            for group in independent(copies, self.part.plan.buffers)
+            for group in steps.independent(copies, self.part.plan.buffers)
         ]
 
     def _look(self, b: int, tensors: Tensors) -> Tensor:
@@ -322,6 +332,8 @@ class Workspace:
         if checks is None:
             return self._plain_acts(step)
         if isinstance(step, Launches):
+            if not checks.each_kernel:
+                return self._plain_acts(step)
             acts = [(x, self._launches(Launches((x,)))) for x in step.launches]
             return [a for x, act in acts for a in checks.around_launch(x, act, self._look, sizes)]
         acts = self._plain_acts(step)
@@ -390,17 +402,21 @@ class Workspace:
         return unit.native_call(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
 
     def located(self, step: Launches) -> list[Launching]:
-        """Launches with the memory of their parameters."""
-        return [(x.kernel, [self.locate(p) for p in x.params]) for x in step.launches]
+        """Launches with the memory of their parameters, those of a list as one."""
+        found: list[Launching] = []
+        for rows in step.together():
+            places = [self.locate(p) for x in rows for p in x.params]
+            found.append((rows[0].kernel, places, len(rows)) if len(rows) > 1 else (rows[0].kernel, places))
+        return found
 
     def left_alone(self, step: Launches) -> list[bool]:
         """Which launches the caller's thread does alone."""
-        return [self._is_small(x.core_ns) for x in step.launches]
+        return [self._is_small(core_ns_of(rows)) for rows in step.together()]
 
     def left_alone_held(self, step: Launches) -> list[bool]:
         """The same where threads watch for work."""
-        most = self.part.plan.handover_ns
-        return [(took := self._nanoseconds(x.core_ns)) is None or took <= most for x in step.launches]
+        took = [self._nanoseconds(core_ns_of(rows)) for rows in step.together()]
+        return [ns is None or ns <= self.part.plan.handover_ns for ns in took]
 
     def takes(self, step: Step) -> int:
         """Nanoseconds that a step takes one core, as far as they are known."""
@@ -456,22 +472,6 @@ def _tensors_seen(plan: Plan) -> set[int]:
             found.add(source)
             todo.append(source)
     return found
-
-
-def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) -> list[list[tuple[int, int]]]:
-    """(target, source) pairs in order, in groups of which none writes what another reads or writes."""
-    groups: list[list[tuple[int, int]]] = [[]]
-    read: set[int] = set()
-    written: set[int] = set()
-    for pair in copies:
-        target, source = (root_of(buffers, b) for b in pair)
-        if target in read | written or source in written:
-            groups.append([])
-            read, written = set(), set()
-        groups[-1].append(pair)
-        read.add(source)
-        written.add(target)
-    return groups
 
 
 def _tensors_used(segment: PlanSegment) -> list[int]:

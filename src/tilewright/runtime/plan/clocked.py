@@ -23,6 +23,11 @@ class StepClock(Checks):
     called: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """Seconds of each call."""
 
+    @property
+    def each_kernel(self) -> bool:
+        """Each is timed."""
+        return True
+
     def around_launch(self, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
         """Time a kernel."""
         del look, sizes

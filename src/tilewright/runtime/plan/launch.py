@@ -10,8 +10,16 @@ from typing import Protocol
 from tilewright.errors import IndexOutOfRange, TilewrightError
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
 
-Launching = tuple[int, Sequence[tuple[int, int]]]
-"""A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
+Places = Sequence[tuple[int, int]]
+"""For each parameter the slot among the bases and a byte offset behind it."""
+
+Launching = tuple[int, Places] | tuple[int, Places, int]
+"""A kernel's number and its places; of a list, those of all its rows one after the other, and how many rows it has."""
+
+
+def rows_of(launch: Launching) -> int:
+    """How often a kernel runs at once, each time on places of its own."""
+    return launch[2] if len(launch) == 3 else 1
 
 
 class BuiltUnit(Protocol):
@@ -63,7 +71,8 @@ class DivisionByZero(TilewrightError, ZeroDivisionError, RuntimeError):
 
 
 class LaunchRecord(ctypes.Structure):
-    """One launch as the native side reads it: param p lies at bases[slots[p]] + offsets[p] (bytes)."""
+    """One launch as the native side reads it: param p lies at bases[slots[p]] + offsets[p] (bytes). `count` points and
+    `params` parameters are those of one of its rows."""
 
     _fields_ = (
         ("task", ctypes.c_void_p),
@@ -72,6 +81,7 @@ class LaunchRecord(ctypes.Structure):
         ("params", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
         ("offsets", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
     )
 
 
@@ -91,28 +101,31 @@ class LaunchTable:
     ) -> None:
         """Launches over no points are left out; those that `alone` marks are one piece. `held`: threads watch for work,
         so that each point of the others is worth one."""
-        rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
+        made: list[tuple[int, int, int, int, Places]] = []
         self.brief = True
         """Whether no launch takes longer than it takes to let other Python threads run."""
-        for place, (kernel, params) in enumerate(launches):
+        for place, launch in enumerate(launches):
+            kernel, params, rows = launch[0], launch[1], rows_of(launch)
             undivided = place < len(alone) and alone[place]
             count = unit.count(kernel, sizes)
             if count > 0:
                 grain = 1 if held else max(1, unit.grain(kernel, sizes))
-                self.brief &= count <= grain
-                rows.append((unit.task(kernel), count, max(grain, count) if undivided else grain, params))
-        slots = array("q", [slot for *_, params in rows for slot, _ in params])
-        offsets = array("q", [offset for *_, params in rows for _, offset in params])
-        records = (LaunchRecord * max(1, len(rows)))()
+                self.brief &= rows * count <= grain
+                least = max(grain, rows * count) if undivided else grain
+                made.append((unit.task(kernel), count, least, rows, params))
+        slots = array("q", [slot for *_, params in made for slot, _ in params])
+        offsets = array("q", [offset for *_, params in made for _, offset in params])
+        records = (LaunchRecord * max(1, len(made)))()
         done = 0
-        for record, (task, count, grain, params) in zip(records, rows, strict=False):
-            record.task, record.count, record.grain, record.params = task, count, grain, len(params)
+        for record, (task, count, grain, rows, params) in zip(records, made, strict=False):
+            record.task, record.count, record.grain, record.rows = task, count, grain, rows
+            record.params = len(params) // rows
             record.slots = slots.buffer_info()[0] + 8 * done
             record.offsets = offsets.buffer_info()[0] + 8 * done
             done += len(params)
         self._alive = (slots, offsets, records)
         self.address = ctypes.addressof(records)
-        self.count = len(rows)
+        self.count = len(made)
 
 
 def raise_error(code: int) -> None:

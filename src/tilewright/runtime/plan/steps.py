@@ -18,7 +18,8 @@ from tilewright.errors import warn
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Operand, Spare, bind
 from tilewright.ir.sizes.host import Number, number
-from tilewright.plan.data import CallStep
+from tilewright.plan.data import Buffer, CallStep
+from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.pool import running
 
 from .call_results import Act, Tensors, take_results
@@ -351,3 +352,19 @@ def _invoker(
         get = itemgetter(*leading)
         return lambda tensors: function(*get(tensors), *rest, **kwargs)
     return lambda tensors: function(*args, **kwargs)
+
+
+def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) -> list[list[tuple[int, int]]]:
+    """(target, source) pairs in order, in groups of which none writes what another reads or writes."""
+    groups: list[list[tuple[int, int]]] = [[]]
+    read: set[int] = set()
+    written: set[int] = set()
+    for pair in copies:
+        target, source = (root_of(buffers, b) for b in pair)
+        if target in read | written or source in written:
+            groups.append([])
+            read, written = set(), set()
+        groups[-1].append(pair)
+        read.add(source)
+        written.add(target)
+    return groups

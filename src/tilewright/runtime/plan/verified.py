@@ -66,6 +66,11 @@ class Checks:
     blind: Callable[[], bool] = lambda: False
     """Whether nothing can be looked at now."""
 
+    @property
+    def each_kernel(self) -> bool:
+        """Whether kernels are launched one by one."""
+        return bool(self.kernels)
+
     def around_launch(self, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
         """Run a kernel and check what it makes."""
         kernel = self.kernels.get(launch)
