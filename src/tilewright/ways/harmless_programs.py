@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import sympy
 import torch
@@ -32,13 +32,6 @@ Json = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | bool | None
 
 class Harmful(Exception):
     """A file that may hold more than data."""
-
-
-class _Archive(Protocol):
-    """The records of a file."""
-
-    def get_file_names(self) -> list[str]: ...
-    def read_bytes(self, file_name: str) -> bytes: ...
 
 
 _FORMAT = ("archive_format", "archive_version", "byteorder", "version", ".format_version")
@@ -95,14 +88,14 @@ def _check_records(archive: PT2ArchiveReader, names: Sequence[str], size: int) -
             raise Harmful(f"{name} is pickled, as earlier versions of torch did")
 
 
-def _json(archive: _Archive, name: str) -> Json:
+def _json(archive: PT2ArchiveReader, name: str) -> Json:
     try:
         return json.loads(archive.read_bytes(name))
     except (ValueError, RecursionError) as bad:
         raise Harmful(f"{name} is no JSON") from bad
 
 
-def _check_payloads(archive: _Archive, name: str) -> None:
+def _check_payloads(archive: PT2ArchiveReader, name: str) -> None:
     """Tensors that are plain bytes, and take no more memory than these."""
     match _json(archive, name):
         case {"config": Mapping() as payloads}:
