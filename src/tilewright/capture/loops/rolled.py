@@ -32,6 +32,7 @@ from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
 from .numbers.bodies import taking_numbers
+from .numbers.draws import drawn_in_front, sample_of
 from .numbers.stepping import copied, type_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
@@ -40,7 +41,7 @@ from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.rows import write_rows_once
-from .unrolled import BeginsUnlike, EqualSteps, Numbers, Unlike, classify_reads, runs
+from .unrolled import BeginsUnlike, Drawn, EqualSteps, Numbers, Unlike, classify_reads, runs
 
 LOG = logging.getLogger("tilewright")
 
@@ -97,9 +98,9 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
                 begin, end = start + first * period, start + last * period
                 check_beside(nodes, begin, end)
                 with autocast_behind(nodes[:begin]):
-                    steps, body, stacked, ends, idle = _made(
-                        reading_back(classify_reads(windows[first:last]))
-                    )
+                    found = reading_back(classify_reads(windows[first:last]))
+                    drawn_in_front(found)
+                    steps, body, stacked, ends, idle = _made(found)
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -203,6 +204,8 @@ def _given(
     for key, what in found.taken.items():
         if isinstance(what, Numbers):
             take(key, like.new_zeros((), dtype=type_of(what)))
+        elif isinstance(what, Drawn):
+            take(key, sample_of(what))
         else:
             take(key, val_of(found.node_of(key)))
     if not found.taken:
@@ -250,8 +253,10 @@ def _copied(
         for p in range(len(arguments_of(node)))
         if isinstance(what := found.sliced.get((m, p)), Numbers)
     }
-    made = copied(graph, node, operand, changing)
-    made.args = (*made.args, *(values[key] for key in found.given_to(m)))
+    given = found.given_to(m)
+    drawn = next((values[key] for key in given if isinstance(found.sliced[key], Drawn)), None)
+    made = copied(graph, node, operand, changing, drawn)
+    made.args = (*made.args, *(values[key] for key in given if drawn is None))
     made.meta = written_of(node)
     return made
 
@@ -277,6 +282,8 @@ def _check(
                 raise Unlike(f"a step fails alone: {error}") from error
     if watch.acted:
         raise Unlike(f"a step runs {watch.acted}, which scans lose")
+    if watch.drew and any(isinstance(what, Drawn) for what in found.taken.values()):
+        raise Unlike(f"a step runs {watch.drew} as well, and all else is drawn in front of the loop")
     callers = {u.target for f in found.functions for u in f.users}
     if watch.drew and callers - {*CHECKPOINTS}:
         raise Unlike(f"a step runs {watch.drew}")

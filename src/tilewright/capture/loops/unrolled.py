@@ -15,7 +15,7 @@ from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
-from .numbers.places import takes_number
+from .numbers.places import place_of_chance, takes_number
 from .numbers.within import InBody, Values, body_of, changing_numbers
 
 TAKES = (
@@ -68,7 +68,17 @@ class Lifted:
     node: fx.Node
 
 
-Taken = Sliced | Own | Numbers | Lifted
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What step k reads is what `node`, of step 1, would draw with chance number k."""
+
+    node: fx.Node
+    chances: tuple[float, ...]
+    sizes: tuple[int | tuple[fx.Node, int], ...]
+    """Of what is drawn: each a number, or of which node's value it is one, and which."""
+
+
+Taken = Sliced | Own | Numbers | Lifted | Drawn
 """What each step takes another part of."""
 
 
@@ -201,7 +211,8 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
 def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     """By how much a plain argument of a node differs from that of the step before. Numbers may differ at will."""
     if type(now) in (int, float) and type(before) in (int, float) and takes_number(*at):
-        return 0
+        drops = place_of_chance(at[0]) == at[1]  # nothing, where the chance is none
+        return int(drops and (now == 0) != (before == 0))
     if type(now) is int and type(before) is int:
         return now - before
     return type(now) is type(before) and now == before
