@@ -43,7 +43,8 @@ from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.rows import write_rows_once
-from .unrolled import BeginsUnlike, Drawn, EqualSteps, Numbers, Unlike, classify_reads, runs
+from .taken.kinds import Drawn, Numbers
+from .unrolled import BeginsUnlike, EqualSteps, Unlike, classify_reads, runs
 
 LOG = logging.getLogger("tilewright")
 _DRAWS = "draws"

@@ -23,7 +23,9 @@ from .nodes import val_of
 from .numbers.draws import drawn_of
 from .numbers.stepping import type_of
 from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
-from .unrolled import CHECKPOINTS, TAKES, Drawn, EqualSteps, Lifted, Numbers, Own, Sliced, Taken
+from .taken.kinds import Drawn, Lifted, Numbers, Own, Picked, Sliced, Taken
+from .taken.parts import TAKES
+from .unrolled import CHECKPOINTS, EqualSteps
 
 _FILLS = (torch.zeros, torch.ones, torch.full)
 """What fills a new tensor with a number."""
@@ -242,6 +244,13 @@ class _Placed:
             return self.gathered(what.nodes)
         if isinstance(what, Drawn):
             return self.drawn[what]
+        if isinstance(what, Picked):
+            base = self.values[what.base]
+            base = base if what.index is None else self.call(operator.getitem, base, what.index)
+            places = graph.call_function(torch.tensor, (list(what.places),), {"device": self.place})
+            return self.call(
+                torch.movedim, self.call(torch.index_select, base, what.dim, places), what.dim, 0
+            )
         part = self.parts_of(self.values[what.base], what)
         return part if what.step > 0 else self.call(torch.flip, part, (0,))
 

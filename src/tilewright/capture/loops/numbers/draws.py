@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tilewright.capture.loops.nodes import arguments_of, val_of
-from tilewright.capture.loops.unrolled import Drawn, EqualSteps, Numbers, Unlike
+from tilewright.capture.loops.taken.kinds import Drawn, Numbers
+from tilewright.capture.loops.unrolled import EqualSteps, Unlike
 
 from .places import place_of_chance
 

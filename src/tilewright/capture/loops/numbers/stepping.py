@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
 from tilewright.capture.loops.nodes import val_of
-from tilewright.capture.loops.unrolled import Numbers, Unlike
+from tilewright.capture.loops.taken.kinds import Numbers
+from tilewright.capture.loops.unrolled import Unlike
 
 from .places import computed_by, in_its_place, twin_of
 
