@@ -21,6 +21,7 @@ from tilewright.artifact.file import container
 from tilewright.artifact.foreign import harmless
 from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.tensors import TensorReader
+from tilewright.artifact.way import LoadedGraph
 from tilewright.capture.safe_ops import is_safe_op
 from tilewright.errors import ArtifactError, InputError
 from tilewright.ir.expr import Expr, integer, make
@@ -62,7 +63,9 @@ def test_time_and_threads_are_those_of_whoever_loads(trusted: bool, small: Saved
     path = tmp_path / "x.tw"
     path.write_bytes(put_together(parts, sealed=trusted))
     with pytest.warns(RuntimeWarning):
-        options = tilewright.load(path).compilations[0].captured().options
+        graph = tilewright.load(path).compilations[0]
+    assert isinstance(graph, LoadedGraph)
+    options = graph.captured().options
     spent = (options.threads, options.tune_seconds, options.pin_threads)
     assert spent == ((3, 10**9, True) if trusted else (None, Options().tune_seconds, False))
     assert options.trim == "exact"

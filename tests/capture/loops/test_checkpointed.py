@@ -34,7 +34,7 @@ def noisy(h: Tensor, w: Tensor, k: int) -> Tensor:
     return torch.tanh(h @ w) * torch.rand_like(h)
 
 
-def compared(f: Callable[..., Tensor], *, draws: bool = True) -> None:
+def compared(f: Callable[..., Tensor]) -> None:
     """Results, gradients and what is drawn afterwards are eager's."""
     x, w = torch.randn(3, 8), torch.randn(8, 8) / 2
     found: list[list[Tensor]] = []
@@ -78,3 +78,27 @@ def test_loops_in_and_around_checkpoints() -> None:
 
     compared(program)
     assert loops() >= 6
+
+
+def test_checkpoints_of_unlike_steps() -> None:
+    """Functions that differ in the steps of their loops alone."""
+
+    def looping(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def steps(h: Tensor) -> Tensor:
+            for _ in range(STEPS):
+                h = step(h)
+            return h
+
+        return steps
+
+    kinds = [looping(torch.tanh), looping(torch.sin), looping(lambda h: h * 0.9), looping(lambda h: h * 0.8)]
+
+    def program(h: Tensor, w: Tensor) -> Tensor:
+        h = h @ w
+        for f in kinds:
+            made = checkpoint(f, h, use_reentrant=False)
+            assert isinstance(made, Tensor)
+            h = made
+        return h
+
+    compared(program)

@@ -54,7 +54,7 @@ _DRAWS = "draws"
 def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with a scan in the place of each loop of more than `LOOPS.max_unrolled_steps` equal steps; itself if
     it has none. Nodes carry `meta["example_value"]`."""
-    return _rolled(_rolled_within(gm))
+    return _rolled(_rolled_within(with_bodies_once(gm)))
 
 
 def _rolled_within(gm: fx.GraphModule) -> fx.GraphModule:

@@ -93,6 +93,11 @@ def test_other_draws_keep_their_order() -> None:
     compared(lambda h, k: F.dropout(torch.tanh(h), 0.1 + 0.05 * k) + torch.rand_like(h), 0)
 
 
+def test_chances_that_tensors_tell() -> None:
+    chances = torch.linspace(0.1, 0.9, STEPS)
+    compared(lambda h, k: torch.tanh(h) * torch.empty_like(h).bernoulli_(chances[k]), 3)
+
+
 def test_any_batch() -> None:
     def program(h: Tensor) -> Tensor:
         for k in range(STEPS):

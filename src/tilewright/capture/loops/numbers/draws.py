@@ -34,10 +34,14 @@ def drawn_in_front(found: EqualSteps) -> None:
     be drawn there."""
     nodes = found.windows[1]
     drawing = {m: p for m, n in enumerate(nodes) if (p := _chance_of(n)) is not None}
-    if not any((m, p) in found.sliced for m, p in drawing.items()):
+    known = {m: tuple(arguments_of(window[m])[p] for window in found.windows) for m, p in drawing.items()}
+    plain = {m: [c for c in cs if isinstance(c, (int, float))] for m, cs in known.items()}
+    if not any(isinstance(found.sliced.get((m, p)), Numbers) for m, p in drawing.items()):
         return
     for m, p in drawing.items():
-        chances = tuple(_number(window[m], p) for window in found.windows)
+        chances = tuple(plain[m])
+        if len(chances) < found.steps:
+            continue  # what a tensor says of the chance is drawn in the steps
         if nodes[m].target in DROPS and 0 in chances:
             raise Unlike("some steps drop nothing")
         found.sliced[m, p] = Numbers(chances)
@@ -55,12 +59,6 @@ def _trains(node: fx.Node) -> bool:
         node.args[2] if len(node.args) > 2 else node.kwargs.get("training", node.kwargs.get("train", True))
     )
     return training is True
-
-
-def _number(node: fx.Node, place: int) -> float:
-    chance = arguments_of(node)[place]
-    assert isinstance(chance, (int, float))
-    return float(chance)
 
 
 def _made_by(node: fx.Node) -> Tensor:

@@ -50,7 +50,8 @@ def changing_numbers(bodies: Sequence[fx.GraphModule | None]) -> dict[InBody, Va
 def _shape_of(node: fx.Node, numbers: dict[fx.Node, int]) -> tuple[object, ...]:
     """What a node of a body does, but for the numbers that it is given. What a body holds is known by identity."""
     target = "" if node.op == "placeholder" else node.target
-    held = id(getattr(node.graph.owning_module, str(node.target), node)) if node.op == "get_attr" else 0
+    holds = node.op in ("get_attr", "call_module")
+    held = id(getattr(node.graph.owning_module, str(node.target), node)) if holds else 0
     plain = (float, int)
     arguments = [
         numbers[a] if isinstance(a, fx.Node) else type(a) if type(a) in plain else repr(a)
