@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -63,23 +64,24 @@ _FACTORIES = frozenset({"list", "dict", "tuple", "set", "int", "float"})
 
 def check_archive(path: str) -> None:
     """Raise Harmful unless the file holds data alone, whatever else torch says of it later."""
-    with PT2ArchiveReader(path) as archive:
+    with PT2ArchiveReader(path) as archive, zipfile.ZipFile(path) as packed:
         names = archive.get_file_names()
-        _check_records(archive, names, os.path.getsize(path))
+        sizes = {i.filename.partition("/")[2]: i.file_size for i in packed.infolist()}
+        _check_records(names, sum(sizes.values()), os.path.getsize(path))
         for name in names:
             if name.startswith("models/"):
                 _check_model(_json(archive, name))
             elif _CONFIGURATION.fullmatch(name):
-                _check_payloads(archive, name)
+                _check_payloads(archive, name, sizes)
             elif name.startswith("data/sample_inputs/"):
                 _check_plain(archive.read_bytes(name))
 
 
-def _check_records(archive: PT2ArchiveReader, names: Sequence[str], size: int) -> None:
+def _check_records(names: Sequence[str], held: int, size: int) -> None:
     """Records are known ones, each once, and not larger than the file: torch packs none."""
     if len(set(names)) < len(names):
         raise Harmful("two records have one name")
-    if sum(archive.archive_file.get_record_size(name) for name in names) > size:
+    if held > size:
         raise Harmful("its records are larger than the file")
     for name in names:
         if name not in _FORMAT and not name.startswith(_PLACES):
@@ -95,7 +97,7 @@ def _json(archive: PT2ArchiveReader, name: str) -> Json:
         raise Harmful(f"{name} is no JSON") from bad
 
 
-def _check_payloads(archive: PT2ArchiveReader, name: str) -> None:
+def _check_payloads(archive: PT2ArchiveReader, name: str, sizes: Mapping[str, int]) -> None:
     """Tensors that are plain bytes, and take no more memory than these."""
     match _json(archive, name):
         case {"config": Mapping() as payloads}:
@@ -112,7 +114,7 @@ def _check_payloads(archive: PT2ArchiveReader, name: str) -> None:
                 raise Harmful(f"{key} is pickled")
         if not file.startswith(prefixes):
             raise Harmful(f"{key} is an object")
-        empty = not archive.read_bytes(folder + file) if folder + file in archive.get_file_names() else False
+        empty = not sizes.get(folder + file, 0)
         if empty and not any(n == {"as_int": 0} for n in cast(Sequence[Json], meta.get("sizes") or ())):
             raise Harmful(f"{key} has elements, and no bytes")
 
