@@ -21,6 +21,7 @@ from tilewright.artifact.file import container
 from tilewright.artifact.foreign import harmless
 from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.tensors import TensorReader
+from tilewright.artifact.way import LoadedGraph
 from tilewright.capture.safe_ops import is_safe_op
 from tilewright.errors import ArtifactError, InputError
 from tilewright.ir.expr import Expr, integer, make
@@ -51,6 +52,23 @@ def test_it_computes_the_same(trusted: bool, small: Saved, tmp_path: Path) -> No
         for rows in (4, 6):
             x = torch.randn(rows, 8)
             assert same_results(loaded(x), eager(x))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_time_and_threads_are_those_of_whoever_loads(trusted: bool, small: Saved, tmp_path: Path) -> None:
+    """A file that nobody vouches for says what is computed, and not what is spent on it."""
+    parts = taken_apart(small.data)
+    parts.facts["made"]["torch"] = "1.0"
+    parts.facts["options"] |= {"threads": 3, "tune_seconds": 10**9, "pin_threads": True, "trim": "exact"}
+    path = tmp_path / "x.tw"
+    path.write_bytes(put_together(parts, sealed=trusted))
+    with pytest.warns(RuntimeWarning):
+        graph = tilewright.load(path).compilations[0]
+    assert isinstance(graph, LoadedGraph)
+    options = graph.captured().options
+    spent = (options.threads, options.tune_seconds, options.pin_threads)
+    assert spent == ((3, 10**9, True) if trusted else (None, Options().tune_seconds, False))
+    assert options.trim == "exact"
 
 
 @pytest.mark.parametrize("fact", ["name", "machine", "system", "libraries", "runtime", "tilewright"])

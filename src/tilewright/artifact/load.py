@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -66,8 +66,8 @@ def load(
     run = PhaseRecorder()
     file = run("read", lambda: container.read(Path(path)), _nothing)
     facts = _Facts(file)
-    wanted = _merged(facts.options, given, file.place)
     own = seals.is_ours(file, given) or trust
+    wanted = _merged(facts.options, given, file.place, trusted=own)
     targets = [t for t in facts.targets if device in (None, t.device)]
     if not targets:
         raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
@@ -155,11 +155,18 @@ class _TargetFacts:
         self.suffix = "" if first else f".{self.name}"
 
 
-def _merged(saved: Mapping[str, Json], here: Options, place: str) -> Options:
-    """The options of whoever saved, with the cache, the compiler and the checks of whoever loads."""
-    mine = {name: getattr(here, name) for name in ("cache", "cache_dir", "tuning_file", "compiler", "verify")}
+_OF_HERE = ("cache", "cache_dir", "tuning_file", "compiler", "verify")
+"""Options of whoever loads."""
+_OF_RESULTS = ("strict", "freeze", "round_intermediates", "trim", "contractions", "rules", "fusion", "tf32")
+"""Options of what is computed, and how: all others spend time, memory and threads of whoever loads."""
+
+
+def _merged(saved: Mapping[str, Json], here: Options, place: str, *, trusted: bool) -> Options:
+    """The options of whoever saved, with the cache, the compiler and the checks of whoever loads. Of a file that is not
+    `trusted`, only those that say what is computed."""
+    mine = [f.name for f in fields(Options) if f.name in _OF_HERE or not (trusted or f.name in _OF_RESULTS)]
     try:
-        return Options.make({**saved, **mine})
+        return Options.make({**saved, **{name: getattr(here, name) for name in mine}})
     except InputError as bad:
         raise damaged(bad.message, place) from bad
 

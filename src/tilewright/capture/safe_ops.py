@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from .in_place import OverFirst, over_first
 
-__all__ = ["OverFirst", "is_safe_op", "over_first", "takes_only_numbers"]
+__all__ = ["OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers"]
 
 _NAMESPACES = frozenset({"aten", "prims"})
 _POINTWISE = """
@@ -144,6 +144,16 @@ def is_safe_op(function: object, *, apart: bool = False) -> bool:
         return False  # what has no kernel is of TorchScript alone: numbers and texts, modes, seeds
     listed = name in _SAFE or (apart and name in _BY_PLACE)
     return listed and all(str(a.type) in _TYPES for a in schema.arguments)
+
+
+def names_no_file(op: OpOverload) -> bool:
+    """Whether no argument of an op is the name of a file, or could be: torch's own ops take other texts too. (What has
+    no kernel is of TorchScript alone.)"""
+    if not _dispatch_has_kernel(op.name()):
+        return False
+    if op.namespace in _NAMESPACES:
+        return op._opname != "from_file"
+    return not any("str" in str(a.type) for a in op._schema.arguments)
 
 
 def takes_only_numbers(function: object) -> bool:

@@ -255,3 +255,18 @@ class ArtifactLimits:
 
 
 ARTIFACTS = ArtifactLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFileLimits:
+    """Files of exported programs: what torch's loader is not asked to evaluate."""
+
+    max_expression_characters: int = 100_000
+    """Characters of one size or guard."""
+    max_exponent: int = 64
+    """Exponents, and bits by which numbers are shifted."""
+    max_number: int = 1 << 64
+    """Numbers in sizes."""
+
+
+PROGRAM_FILES = ProgramFileLimits()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
+from tilewright.runtime.call.fast_path import key_of
 
 Program = Callable[[Tensor], Tensor]
 
@@ -91,3 +92,17 @@ def test_a_frozen_weight_that_is_given_to_be_written(shown: Callable[[Tensor], T
         ]
         torch.testing.assert_close(results[1], results[0])
         torch.testing.assert_close(compiled.weight, eager.weight)
+
+
+def test_a_key_knows_how_products_on_gpus_may_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are made for torch's switch as it is when they are compiled: another call needs others."""
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    x, before = torch.ones(2), torch.get_float32_matmul_precision()
+    keys = list[tuple[object, ...]]()
+    try:
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            keys.append(key_of((x,), {}))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert keys[0] == keys[2] != keys[1]

@@ -176,7 +176,11 @@ def _exchange_dropout(kernels: Kernels) -> Kernels:
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    return torch.ops.aten.native_dropout(x, p, train)[0] if train and p else x
+    if not train or not p:
+        return x
+    if p == 1:  # eager mode draws nothing then
+        return x * x.new_zeros(())
+    return torch.ops.aten.native_dropout(x, p, train)[0]
 
 
 @cache

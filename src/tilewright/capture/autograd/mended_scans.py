@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch._higher_order_ops import partitioner as joint_tracing
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopJointGraph, HopPartitionedGraph
-from torch._higher_order_ops.scan import ScanAutogradImpl
-from torch.utils.checkpoint import CheckpointPolicy
+from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
+from torch._higher_order_ops.utils import redirect_to_mode
+from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from tilewright.capture.loops.recurrent import computes_again
 
@@ -46,6 +47,8 @@ def mended_scans() -> Generator[None]:
         return made
 
     def partition(self: HopJointGraph, *args: Any, **named: Any) -> HopPartitionedGraph:
+        for n in self.joint_gm.graph.nodes:
+            n.meta.pop("recompute", None)  # a checkpoint around the loop is not one in its steps
         if computes_again():
             _compute_again(self.joint_gm)
         return cut(self, *args, **named)
@@ -63,6 +66,12 @@ def mended_scans() -> Generator[None]:
         HopJointGraph.partition = cut
         joint_tracing.materialize_as_graph = traced
         logger.setLevel(level)
+
+
+# Torch lets other ops with functions pass through checkpoints: their nodes are marked there as all others are.
+for mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):
+    if mode not in scan_op.python_key_table:
+        redirect_to_mode(scan_op, mode)
 
 
 def _compute_again(joint: fx.GraphModule) -> None:

@@ -18,7 +18,8 @@ from tilewright.tuning.search_limits import REPEATS
 
 from .leaving import memories_of, overlaps
 from .nodes import val_of
-from .unrolled import EqualSteps, Lifted, Own, Sliced, Unlike
+from .taken.kinds import Lifted, Own, Picked, Sliced
+from .unrolled import EqualSteps, Unlike
 
 
 class Writes(Unlike):
@@ -206,4 +207,4 @@ def _bases(found: EqualSteps) -> list[fx.Node]:
     parts = [w.part if isinstance(w, Lifted) else w for w in taken]
     read = [n for w in found.sliced.values() if isinstance(w, Lifted) for n in w.node.all_input_nodes]
     owns = [n for p in parts if isinstance(p, Own) for n in p.nodes]
-    return [*(p.base for p in parts if isinstance(p, Sliced)), *owns, *read]
+    return [*(p.base for p in parts if isinstance(p, (Sliced, Picked))), *owns, *read]

@@ -15,7 +15,8 @@ from tilewright.capture.modes import MODES
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
-from .unrolled import EqualSteps, Lifted, Own, Sliced
+from .taken.kinds import Lifted, Own, Picked, Sliced
+from .unrolled import EqualSteps
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
@@ -55,7 +56,11 @@ def _product(m: int, node: fx.Node, found: EqualSteps) -> Lifted | None:
     if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
         return None
     part, value, matrix = found.taken_by(m, 0)[1], val_of(x), val_of(weight)
-    if not isinstance(part, (Sliced, Own)) or not isinstance(value, Tensor) or not isinstance(matrix, Tensor):
+    if (
+        not isinstance(part, (Sliced, Picked, Own))
+        or not isinstance(value, Tensor)
+        or not isinstance(matrix, Tensor)
+    ):
         return None
     others = (weight, *rest, *node.kwargs.values())
     if node.kwargs.keys() - {"bias"} or any(n is not None and n not in found.outer for n in others):

@@ -11,6 +11,7 @@ is carried, or stacked as well (`in_place`). Steps draw random numbers in the or
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -32,22 +33,46 @@ from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
 from .numbers.bodies import taking_numbers
+from .numbers.draws import drawn_in_front, sample_of
 from .numbers.stepping import copied, type_of
+from .numbers.within import body_of
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
-from .scanned import CHECKPOINTS, ScannedLoop, replace_by_scan, tensors_of, written_of
+from .scanned import CHECKPOINTS, Scan, ScannedLoop, replace_by_scan, tensors_of, written_of
 from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.rows import write_rows_once
-from .unrolled import BeginsUnlike, EqualSteps, Numbers, Unlike, classify_reads, runs
+from .taken.kinds import Drawn, Numbers
+from .unrolled import BeginsUnlike, EqualSteps, Unlike, classify_reads, runs
 
 LOG = logging.getLogger("tilewright")
+_DRAWS = "draws"
+"""By which the body of a loop knows whether it draws random numbers."""
 
 
 def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with a scan in the place of each loop of more than `LOOPS.max_unrolled_steps` equal steps; itself if
     it has none. Nodes carry `meta["example_value"]`."""
+    return _rolled(_rolled_within(with_bodies_once(gm)))
+
+
+def _rolled_within(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with loops in the functions that it computes again (checkpoints), unless these draw: what draws in a
+    loop would draw anew."""
+    bodies = {n.target: body for n in gm.graph.find_nodes(op="get_attr") if (body := body_of(n)) is not None
+              and all(user.target in CHECKPOINTS for user in n.users)}  # fmt: skip
+    loops = {name: made for name, body in bodies.items() if (made := roll_loops(body)) is not body
+             and not any(loop.body.meta[_DRAWS] for loop in made.children() if isinstance(loop, Scan))}  # fmt: skip
+    if not loops:
+        return gm
+    made = copy.copy(gm)
+    for name, body in loops.items():
+        setattr(made, str(name), body)
+    return made
+
+
+def _rolled(gm: fx.GraphModule) -> fx.GraphModule:
     if len(gm.graph.nodes) <= LOOPS.max_unrolled_steps:
         return gm
     if _device(gm.graph.nodes) not in ("cpu", "cuda"):
@@ -97,9 +122,9 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
                 begin, end = start + first * period, start + last * period
                 check_beside(nodes, begin, end)
                 with autocast_behind(nodes[:begin]):
-                    steps, body, stacked, ends, idle = _made(
-                        reading_back(classify_reads(windows[first:last]))
-                    )
+                    found = reading_back(classify_reads(windows[first:last]))
+                    drawn_in_front(found)
+                    steps, body, stacked, ends, idle = _made(found)
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -203,6 +228,8 @@ def _given(
     for key, what in found.taken.items():
         if isinstance(what, Numbers):
             take(key, like.new_zeros((), dtype=type_of(what)))
+        elif isinstance(what, Drawn):
+            take(key, sample_of(what))
         else:
             take(key, val_of(found.node_of(key)))
     if not found.taken:
@@ -250,8 +277,10 @@ def _copied(
         for p in range(len(arguments_of(node)))
         if isinstance(what := found.sliced.get((m, p)), Numbers)
     }
-    made = copied(graph, node, operand, changing)
-    made.args = (*made.args, *(values[key] for key in found.given_to(m)))
+    given = found.given_to(m)
+    drawn = next((values[key] for key in given if isinstance(found.sliced[key], Drawn)), None)
+    made = copied(graph, node, operand, changing, drawn)
+    made.args = (*made.args, *(values[key] for key in given if drawn is None))
     made.meta = written_of(node)
     return made
 
@@ -275,8 +304,11 @@ def _check(
                 made = body.forward(*samples)  # calling it would print what fails
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
+    body.meta[_DRAWS] = bool(watch.drew)
     if watch.acted:
         raise Unlike(f"a step runs {watch.acted}, which scans lose")
+    if watch.drew and any(isinstance(what, Drawn) for what in found.taken.values()):
+        raise Unlike(f"a step runs {watch.drew} as well, and all else is drawn in front of the loop")
     callers = {u.target for f in found.functions for u in f.users}
     if watch.drew and callers - {*CHECKPOINTS}:
         raise Unlike(f"a step runs {watch.drew}")

@@ -20,9 +20,12 @@ from tilewright.capture.modes import SET_GRADIENTS, nodes_without_gradients
 
 from .lifted import PRODUCTS
 from .nodes import val_of
+from .numbers.draws import drawn_of
 from .numbers.stepping import type_of
 from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
-from .unrolled import CHECKPOINTS, TAKES, EqualSteps, Lifted, Numbers, Own, Sliced, Taken
+from .taken.kinds import Drawn, Lifted, Numbers, Own, Picked, Sliced, Taken
+from .taken.parts import TAKES
+from .unrolled import CHECKPOINTS, EqualSteps
 
 _FILLS = (torch.zeros, torch.ones, torch.full)
 """What fills a new tensor with a number."""
@@ -136,6 +139,7 @@ class _Placed:
         """The scan."""
         self.stacks: dict[int, fx.Node] = {}
         self.parts: dict[tuple[int, int], fx.Node] = {}
+        self.drawn: dict[Drawn, fx.Node] = {}
         self.behind: fx.Node | None = None
         """The last node of the scan and of what it writes."""
 
@@ -144,6 +148,7 @@ class _Placed:
         found, graph = self.loop.found, self.graph
         mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
         given: list[fx.Node] = [self.first_of(n) for n in (*found.carried.values(), *found.held)]
+        self.drawn = self.draws([what for what in found.taken.values() if isinstance(what, Drawn)])
         given += [self.taken(key, what) for key, what in found.taken.items()]
         if not found.taken:
             given.append(self.graph.call_function(torch.arange, (self.loop.steps,), {"device": self.place}))
@@ -158,6 +163,21 @@ class _Placed:
                 stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
         self.writes()
         self.behind = next(iter(reversed(graph.nodes)))
+
+    def draws(self, wanted: Sequence[Drawn]) -> dict[Drawn, fx.Node]:
+        """What all steps draw, in their order."""
+        graph, likes, rows = self.graph, list[fx.Node](), [list[fx.Node]() for _ in wanted]
+        for what in wanted:
+            sizes = [
+                n if isinstance(n, int) else graph.call_method("size", (self.values[n[0]], n[1]))
+                for n in what.sizes
+            ]
+            kind = cast(Tensor, val_of(what.node)).dtype
+            likes.append(graph.call_function(torch.ones, (sizes,), {"dtype": kind, "device": self.place}))
+        for k in range(self.loop.steps):
+            for what, like, row in zip(wanted, likes, rows, strict=True):
+                row.append(drawn_of(graph, what, like, what.chances[k]))
+        return {what: self.call(torch.stack, row) for what, row in zip(wanted, rows, strict=True)}
 
     def first_of(self, node: fx.Node) -> fx.Node:
         """What begins a carried value: also a part that a step takes of what was there before the loop."""
@@ -200,7 +220,7 @@ class _Placed:
     def taken(self, key: object, what: Taken) -> fx.Node:
         """What is sliced, without a gradient where a step takes it under `no_grad`."""
         stacked = self.whole(what)
-        silent = not isinstance(what, Numbers) and self.loop.found.node_of(key) in self.silent
+        silent = not isinstance(what, (Numbers, Drawn)) and self.loop.found.node_of(key) in self.silent
         return self.call(torch.detach, stacked) if silent else stacked
 
     def whole(self, what: Taken) -> fx.Node:
@@ -222,6 +242,15 @@ class _Placed:
             )
         if isinstance(what, Own):
             return self.gathered(what.nodes)
+        if isinstance(what, Drawn):
+            return self.drawn[what]
+        if isinstance(what, Picked):
+            base = self.values[what.base]
+            base = base if what.index is None else self.call(operator.getitem, base, what.index)
+            places = graph.call_function(torch.tensor, (list(what.places),), {"device": self.place})
+            return self.call(
+                torch.movedim, self.call(torch.index_select, base, what.dim, places), what.dim, 0
+            )
         part = self.parts_of(self.values[what.base], what)
         return part if what.step > 0 else self.call(torch.flip, part, (0,))
 

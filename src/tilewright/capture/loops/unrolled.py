@@ -15,61 +15,15 @@ from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
-from .numbers.places import takes_number
+from .numbers.places import place_of_chance, takes_number
 from .numbers.within import InBody, Values, body_of, changing_numbers
-
-TAKES = (
-    operator.getitem, torch.unbind, "unbind", torch.select, "select", torch.narrow, "narrow", torch.split, "split",
-    torch.chunk, "chunk",
-)  # fmt: skip
-"""What takes parts of a tensor, and nothing else."""
-
+from .taken.kinds import Numbers, Own, Picked, Sliced, Taken
+from .taken.parts import indexed, picked, picks, sliced
 
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""
 Function = tuple[fx.GraphModule, tuple[tuple[InBody, Values], ...]]
 """A function that steps call, and the numbers in it that change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sliced:
-    """What step k reads of `base`: what lies at `first` + k * `step` along a dim."""
-
-    base: fx.Node
-    index: tuple[object, ...] | None
-    """Of `base[index]`, with a full slice in the place of the number; None: `dim` is counted in `base` itself."""
-    dim: int
-    first: int
-    step: int
-    length: int | None
-    """How much of the dim it takes; None: one, without the dim."""
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """What step k reads is number k of these."""
-
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """What step k reads is number k of these tensors of outside, which are of one type."""
-
-    nodes: tuple[fx.Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lifted:
-    """What step k reads is part number k of a product of all that step k takes of `part`: of what `node`, of step 1, is
-    one of."""
-
-    part: Sliced | Own
-    node: fx.Node
-
-
-Taken = Sliced | Own | Numbers | Lifted
-"""What each step takes another part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +155,10 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
 def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     """By how much a plain argument of a node differs from that of the step before. Numbers may differ at will."""
     if type(now) in (int, float) and type(before) in (int, float) and takes_number(*at):
-        return 0
+        drops = place_of_chance(at[0]) == at[1]  # nothing, where the chance is none
+        return int(drops and (now == 0) != (before == 0))
     if type(now) is int and type(before) is int:
-        return now - before
+        return 0 if picks(*at) else now - before
     return type(now) is type(before) and now == before
 
 
@@ -212,9 +167,10 @@ def classify_reads(windows: list[list[fx.Node]]) -> EqualSteps:
     made = EqualSteps(windows)
     where = [{n: m for m, n in enumerate(window)} for window in windows]
     for m, node in enumerate(windows[1]):
-        sliced = _sliced([window[m] for window in windows], where)
-        if sliced is not None:
-            made.sliced[node] = sliced
+        across = [window[m] for window in windows]
+        part = sliced(across, where) or _copied(made, across, where)
+        if part is not None:
+            made.sliced[node] = part
             continue
         if _stored(made, where, m):
             continue
@@ -232,7 +188,7 @@ def _stored(made: EqualSteps, where: Sequence[dict[fx.Node, int]], m: int) -> bo
     tensor, value = val_of(base), nodes[1].args[2]
     if any(n.args[0] is not base for n in nodes) or not isinstance(tensor, Tensor):
         return False
-    part = _indexed(base, tensor, [n.args[1] for n in nodes])
+    part = indexed(base, tensor, [n.args[1] for n in nodes])
     if part is None or abs(part.step) < (part.length or 1):
         return False
     if not isinstance(value, fx.Node) or value not in where[1]:
@@ -266,12 +222,12 @@ def _read(
         outside = [a for a in across if isinstance(a, fx.Node) and not any(a in inside for inside in where)]
         if len(outside) < len(across):
             raise BeginsUnlike("the first steps are wired in another way")
-        sliced = _sliced(outside, [{}] * len(outside)) or _own(made, outside)
-        first = next((key for key, what in made.sliced.items() if what == sliced and key != at), None)
+        part = sliced(outside, [{}] * len(outside)) or _own(made, outside)
+        first = next((key for key, what in made.sliced.items() if what == part and key != at), None)
         if isinstance(first, tuple):
             made.again[at] = cast(tuple[int, int], first)
         else:
-            made.sliced[at] = sliced
+            made.sliced[at] = part
 
 
 def _called(made: EqualSteps, at: tuple[int, int], across: Sequence[object]) -> bool:
@@ -329,149 +285,21 @@ def _own(made: EqualSteps, nodes: Sequence[fx.Node]) -> Own:
     kinds = {(str(v.shape), v.dtype, v.device) for v in values}
     if len(kinds) > 1:
         raise BeginsUnlike("each step reads a tensor of its own type")
-    most = sum(v.numel() for n in made.windows[1] if isinstance(v := val_of(n), Tensor))
-    is_weight = any(isinstance(v, torch.nn.Parameter) for v in values)
-    if not statically_known_true(first.numel() <= LOOPS.max_gathered_elements) and (
-        is_weight or not statically_known_true(first.numel() <= most)
-    ):
+    if not _may_be_copied(made, values):
         raise BeginsUnlike("each step reads a large tensor of its own")
     return Own(tuple(nodes))
 
 
-def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sliced | None:
-    """What one tensor's parts are that these nodes take, part after part."""
-    first, base = nodes[0], nodes[0].args[0] if nodes[0].args else None
-    if not isinstance(base, fx.Node) or any(n.target != first.target or n.kwargs for n in nodes):
-        return None
-    if any(len(n.args) != len(first.args) or n.args[0] is not base for n in nodes):
-        return None
-    if any(base in inside for inside in where):
-        return None
-    val = val_of(base)
-    if first.target is operator.getitem:
-        if isinstance(val, Tensor):
-            return _indexed(base, val, [n.args[1] for n in nodes])
-        return _piece(base, [n.args[1] for n in nodes])
-    if len(first.args) < 3 or not isinstance(val, Tensor):
-        return None
-    given = [cast(tuple[int, ...], tuple(n.args[1:])) for n in nodes]
-    if any(type(a) is not int for of in given for a in of) or len({of[0] for of in given}) != 1:
-        return None
-    dim, numbers = given[0][0], [of[1:] for of in given]
-    if first.target in (torch.select, "select") and len(first.args) == 3:
-        return _counted(base, None, dim, val, [n for (n,) in numbers])
-    if first.target in (torch.narrow, "narrow") and len(first.args) == 4:
-        if len({length for _, length in numbers}) == 1:
-            return _counted(base, None, dim, val, [n for n, _ in numbers], length=numbers[0][1])
-    return None
+def _copied(made: EqualSteps, nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Picked | None:
+    """What one tensor's parts are that the steps read, at places in any order, unless they are large."""
+    part, first = picked(nodes, where), val_of(nodes[0])
+    return part if isinstance(first, Tensor) and _may_be_copied(made, [first]) else None
 
 
-def _piece(base: fx.Node, numbers: Sequence[object]) -> Sliced | None:
-    """Pieces that count, of a tensor that `base` takes apart."""
-    source = base.args[0] if base.args else None
-    tensor, pieces = val_of(source) if isinstance(source, fx.Node) else None, val_of(base)
-    if not isinstance(tensor, Tensor) or not isinstance(pieces, (list, tuple)):
-        return None
-    assert isinstance(source, fx.Node)
-    if base.target in (torch.unbind, "unbind"):
-        dim = base.args[1] if len(base.args) > 1 else base.kwargs.get("dim", 0)
-        return _counted(source, None, cast(int, dim), tensor, numbers)
-    if base.target not in (torch.split, "split", torch.chunk, "chunk"):
-        return None
-    dim = base.args[2] if len(base.args) > 2 else base.kwargs.get("dim", 0)
-    sizes = [cast(Tensor, t).shape[cast(int, dim)] for t in pieces]  # pyright: ignore[reportUnknownVariableType]
-    if not all(type(n) is int and 0 <= n < len(sizes) for n in numbers) or not all(
-        type(n) is int for n in sizes
-    ):
-        return None
-    taken = cast(list[int], list(numbers))
-    if len({sizes[n] for n in taken}) != 1:
-        return None
-    places = [sum(sizes[:n]) for n in taken]
-    return _counted(source, None, cast(int, dim), tensor, places, length=sizes[taken[0]])
-
-
-def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | None:
-    """`base[index]` with one number, or one part of a fixed length, that counts among slices, numbers and new dims that
-    stay."""
-    rows = [spelled_index(i, val.dim()) for i in indices]
-    first = rows[0]
-    counting = [p for p in range(len(first)) if any(r[p] != first[p] for r in rows if len(r) == len(first))]
-    if len(counting) != 1 or any(len(r) != len(first) for r in rows):
-        return None
-    (place,) = counting
-    others = (*first[:place], *first[place + 1 :])
-    if not all(x is None or type(x) is int or _is_plain(x) for x in others):
-        return None
-    dim = sum(type(x) is not int for x in first[:place])
-    index = (*first[:place], slice(None), *first[place + 1 :])
-    size_dim = sum(x is not None for x in first[:place])
-    parts = [_part_of(r[place], cast(object, val.shape[size_dim])) for r in rows]
-    lengths = {length for _, length in parts}
-    if len(lengths) != 1:
-        return None
-    return _counted(
-        base, None if all(map(is_full_slice, index)) else index, dim, val, [n for n, _ in parts], size_dim=size_dim,
-        length=lengths.pop(),
-    )  # fmt: skip
-
-
-def spelled_index(index: object, dims: int) -> tuple[object, ...]:
-    """An index as a tuple, with full slices in the place of an ellipsis."""
-    row: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
-    at = next((p for p, x in enumerate(row) if x is Ellipsis), None)
-    if at is None:
-        return row
-    left = dims - sum(x is not None and x is not Ellipsis for x in row)
-    return (*row[:at], *(slice(None) for _ in range(left)), *row[at + 1 :])
-
-
-def _part_of(x: object, size: object) -> tuple[object, int | None]:
-    """Where the part of a dim begins that an index takes, and its length, if it is one that can count."""
-    if not isinstance(x, slice):
-        return x, None
-    start, stop = (0 if x.start is None else x.start), (size if x.stop is None else x.stop)
-    if type(start) is not int or type(stop) is not int or x.step not in (None, 1):
-        return None, None
-    if min(start, stop) < 0:
-        if type(size) is not int:
-            return None, None
-        start, stop = start + size * (start < 0), stop + size * (stop < 0)
-    return (start, stop - start) if 0 <= start < stop else (None, None)
-
-
-def is_basic_index(index: object) -> bool:
-    """Whether an index takes a part of a tensor: numbers, slices of numbers, new dims, an ellipsis."""
-    row: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
-    return all(x is None or x is Ellipsis or type(x) is int or _is_plain(x) for x in row)
-
-
-def _is_plain(x: object) -> bool:
-    return isinstance(x, slice) and all(n is None or type(n) is int for n in (x.start, x.stop, x.step))
-
-
-def is_full_slice(x: object) -> bool:
-    """Whether an index takes all of a dim."""
-    return isinstance(x, slice) and x == slice(None)
-
-
-def _counted(
-    base: fx.Node, index: tuple[object, ...] | None, dim: int, val: Tensor, numbers: Sequence[object],
-    *, size_dim: int | None = None, length: int | None = None,
-) -> Sliced | None:  # fmt: skip
-    """The parts at these places, if they count up or down by the same."""
-    dim = dim % val.dim() if size_dim is None else dim
-    size = cast(object, val.shape[dim if size_dim is None else size_dim])
-    if any(type(n) is not int for n in numbers):
-        return None
-    known = cast(list[int], list(numbers))
-    if known[0] < 0:
-        if not isinstance(size, int):
-            return None
-        known = [n + size for n in known]
-    step = known[1] - known[0]
-    if not step or known != list(range(known[0], known[0] + step * len(known), step)) or min(known) < 0:
-        return None
-    # a part behind the end is shorter or empty, where a number raises
-    outside = isinstance(size, int) and max(known) + (length or 1) > size
-    return None if outside else Sliced(base, index, dim, known[0], step, length)
+def _may_be_copied(made: EqualSteps, values: Sequence[Tensor]) -> bool:
+    """Whether what each step reads of its own is small, or small for a step and no weight."""
+    most = sum(v.numel() for n in made.windows[1] if isinstance(v := val_of(n), Tensor))
+    is_weight = any(isinstance(v, torch.nn.Parameter) for v in values)
+    return statically_known_true(values[0].numel() <= LOOPS.max_gathered_elements) or (
+        not is_weight and statically_known_true(values[0].numel() <= most)
+    )

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
+from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Result
@@ -49,7 +50,8 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     if kwargs:
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
-    return (_grad(), _default_type(), _deterministic(), *parts)
+    rounds = torch.cuda._initialized and singles_may_round()  # else no tensor lies on a GPU
+    return (_grad(), _default_type(), _deterministic(), rounds, *parts)
 
 
 def _plain(value: object) -> tuple[object, ...]:

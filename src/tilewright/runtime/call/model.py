@@ -131,7 +131,7 @@ class CompiledModel:
             hint="pickle what you compiled, and compile it where it is loaded (warm caches make that quick)",
         )  # fmt: skip
 
-    def __call__(self, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
+    def __call__(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
         if is_compiling() and out is None and self._way.source is not None:
             return self._way.source(*args, **kwargs)

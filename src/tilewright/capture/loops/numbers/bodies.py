@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from tilewright.capture.loops.unrolled import Numbers
+from tilewright.capture.loops.taken.kinds import Numbers
 
 from .stepping import copied
 from .within import InBody, Values

@@ -14,6 +14,7 @@ from tilewright.capture.loops.nodes import arguments_of, val_of
 from tilewright.capture.loops.spelling.in_place_ops import IN_PLACE
 
 from .activations import ACTIVATIONS
+from .random_twins import DRAWN_OVER, WITH_CHANCE, WITHIN
 from .twins import TWINS, Twin
 
 _SIGNS = (
@@ -44,6 +45,8 @@ def takes_number(node: fx.Node, place: int) -> bool:
 
 def computed_by(node: fx.Node) -> object:
     """What computes what `node` makes, and writes it over nothing."""
+    if node.target in DRAWN_OVER and len(node.args) + len(node.kwargs) > 1:
+        return DRAWN_OVER[node.target]
     return IN_PLACE.get(node.target, node.target)
 
 
@@ -67,14 +70,23 @@ def is_one_number(node: fx.Node) -> bool:
 
 def _known(node: fx.Node) -> Twin | None:
     target = computed_by(node)
-    return TWINS.get(target) or ACTIVATIONS.get(target)
+    return next((t[target] for t in (TWINS, ACTIVATIONS, WITH_CHANCE, WITHIN) if target in t), None)
+
+
+def place_of_chance(node: fx.Node) -> int | None:
+    """The place of the number that says how likely a node draws something."""
+    return places_of_numbers(node).get("p") if computed_by(node) in WITH_CHANCE else None
 
 
 def _twin_places(node: fx.Node) -> frozenset[int]:
-    """The places of the arguments that the twin of a node takes as tensors."""
+    return frozenset(places_of_numbers(node).values())
+
+
+def places_of_numbers(node: fx.Node) -> dict[str, int]:
+    """The places of the arguments that the twin of a node takes as tensors, by their names."""
     twin = _known(node)
     if twin is None:
-        return frozenset()
+        return {}
     counted = iter(range(len(arguments_of(node))))
 
     def numbered(a: object) -> object:
@@ -93,8 +105,8 @@ def _twin_places(node: fx.Node) -> frozenset[int]:
     try:
         given = _signature(twin).bind(*args, **kwargs, kind=None).arguments
     except TypeError:  # a spelling of the op that the twin does not know
-        return frozenset()
-    return frozenset(p for name in twin.numbers if isinstance(p := given.get(name), int))
+        return {}
+    return {name: p for name in twin.numbers if isinstance(p := given.get(name), int)}
 
 
 @cache

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from torch.fx.node import Argument, Target
 
 from tilewright.capture.loops.nodes import val_of
-from tilewright.capture.loops.unrolled import Numbers, Unlike
+from tilewright.capture.loops.taken.kinds import Numbers
+from tilewright.capture.loops.unrolled import Unlike
 
 from .places import computed_by, in_its_place, twin_of
 
@@ -54,9 +55,11 @@ Changing = Mapping[int, tuple[fx.Node, Numbers]]
 
 
 def copied(
-    graph: fx.Graph, node: fx.Node, operand: Callable[[int, fx.Node], fx.Node], changing: Changing
-) -> fx.Node:
-    """A node with other operands, by place, and with tensors in the place of numbers that change. Raises Unlike."""
+    graph: fx.Graph, node: fx.Node, operand: Callable[[int, fx.Node], fx.Node], changing: Changing,
+    drawn: fx.Node | None = None,
+) -> fx.Node:  # fmt: skip
+    """A node with other operands, by place, with tensors in the place of numbers that change, and with what it has
+    `drawn`. Raises Unlike."""
     places = count()
     twin = twin_of(node, frozenset(changing))
     fills = twin is None and not in_its_place(node)
@@ -87,7 +90,8 @@ def copied(
     operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
     if twin is not None:
         kind = cast(Tensor, val_of(node)).dtype
-        made = graph.call_function(twin.function, operands, {**kwargs, "kind": kind})
+        more = {} if drawn is None else {"drawn": drawn}
+        made = graph.call_function(twin.function, operands, {**kwargs, "kind": kind, **more})
     else:
         op = node.op if called is node.target else "call_function"
         made = graph.create_node(op, cast(Target, called), operands, kwargs)

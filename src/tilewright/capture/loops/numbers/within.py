@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from tilewright.capture.loops.nodes import arguments_of, val_of
 
-from .places import takes_number
+from .places import place_of_chance, takes_number
 
 InBody = tuple[int, int]
 """The number of a node of a body, and of its argument (see `arguments_of`)."""
@@ -41,7 +41,7 @@ def changing_numbers(bodies: Sequence[fx.GraphModule | None]) -> dict[InBody, Va
             ):
                 continue
             plain = [a for a in given if type(a) in (int, float)]
-            if len(plain) < len(given) or not takes_number(across[0], p):
+            if len(plain) < len(given) or not takes_number(across[0], p) or place_of_chance(across[0]) == p:
                 return None
             found[m, p] = tuple(plain)  # pyright: ignore[reportArgumentType]
     return found
@@ -50,7 +50,8 @@ def changing_numbers(bodies: Sequence[fx.GraphModule | None]) -> dict[InBody, Va
 def _shape_of(node: fx.Node, numbers: dict[fx.Node, int]) -> tuple[object, ...]:
     """What a node of a body does, but for the numbers that it is given. What a body holds is known by identity."""
     target = "" if node.op == "placeholder" else node.target
-    held = id(getattr(node.graph.owning_module, str(node.target), node)) if node.op == "get_attr" else 0
+    holds = node.op in ("get_attr", "call_module")
+    held = id(getattr(node.graph.owning_module, str(node.target), node)) if holds else 0
     plain = (float, int)
     arguments = [
         numbers[a] if isinstance(a, fx.Node) else type(a) if type(a) in plain else repr(a)

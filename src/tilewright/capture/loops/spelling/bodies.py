@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from torch import fx
 
@@ -39,7 +40,8 @@ def _text(body: fx.GraphModule) -> object:
     for k, node in enumerate(body.graph.nodes):
         numbers[node] = k
         target = k if node.op == "placeholder" else node.target
-        held: Sequence[int] = [id(getattr(body, node.target))] if node.op == "get_attr" else []
+        holds = node.op in ("get_attr", "call_module")
+        held: Sequence[int] = [id(attrgetter(node.target)(body))] if holds else []
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")  # pyright: ignore[reportArgumentType]
         lines.append(
             (node.op, target if isinstance(target, (str, int)) else id(target), repr(arguments), *held)

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.loops.nodes import val_of
-from tilewright.capture.loops.unrolled import Unlike, is_basic_index
+from tilewright.capture.loops.taken.parts import is_basic_index
+from tilewright.capture.loops.unrolled import Unlike
 
 from .in_place_ops import IN_PLACE, writes_apart
 

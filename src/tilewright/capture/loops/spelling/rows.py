@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.loops.leaving import memories_of, overlaps
 from tilewright.capture.loops.nodes import val_of
-from tilewright.capture.loops.unrolled import is_basic_index, is_full_slice, spelled_index
+from tilewright.capture.loops.taken.parts import is_basic_index, is_full_slice, spelled_index
 from tilewright.capture.modes import nodes_without_gradients
 
 
