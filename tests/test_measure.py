@@ -19,7 +19,7 @@ from tilewright import measure
 from tilewright.errors import TilewrightError
 from tilewright.measure import BuiltPeer, PreparedContestant, Timing, Unavailable, Workload
 from tilewright.peak_memory import PeakMemory
-from tilewright.tuning.search_limits import MEASUREMENT
+from tilewright.tuning.timing_limits import MEASUREMENT
 
 
 def test_summary_of_known_samples() -> None:

@@ -27,7 +27,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tilewright.tuning.search_limits import MEASUREMENT
+from tilewright.tuning.timing_limits import MEASUREMENT
 
 from .errors import TilewrightError
 from .peak_memory import PeakMemory

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, TypeGuard
 
 from .errors import InputError, near_match, warn
-from .tuning.search_limits import PRODUCTS
+from .tuning.timing_limits import PRODUCTS
 
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]

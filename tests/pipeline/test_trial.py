@@ -29,7 +29,7 @@ from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
-from tilewright.tuning.search_limits import TRIAL
+from tilewright.tuning.timing_limits import TRIAL
 
 PRICES = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
 

@@ -15,7 +15,7 @@ from tilewright.report.environment import environment, now
 from tilewright.report.records import Compiled
 from tilewright.report.texts import size
 from tilewright.report.write import check_writable, write
-from tilewright.tuning.search_limits import MEASUREMENT
+from tilewright.tuning.timing_limits import MEASUREMENT
 
 from .model import Model
 from .request import CommandRequest, ExitCode

@@ -39,8 +39,8 @@ from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
-from tilewright.tuning.search_limits import MEASUREMENT
 from tilewright.tuning.text_limits import TEXTS
+from tilewright.tuning.timing_limits import MEASUREMENT
 
 from .request import CommandRequest, ExitCode
 from .show import Cell, Json

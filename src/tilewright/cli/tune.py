@@ -18,7 +18,7 @@ from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import TuningSession, tuning
 from tilewright.runtime.store.tuning_file import TuningFile, read
-from tilewright.tuning.search_limits import TUNING
+from tilewright.tuning.timing_limits import TUNING
 
 from .request import CommandRequest, ExitCode
 from .show import Cell

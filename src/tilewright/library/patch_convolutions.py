@@ -17,7 +17,7 @@ from torch import Tensor
 from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Routine, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution
-from tilewright.tuning.search_limits import COMPARISON
+from tilewright.tuning.timing_limits import COMPARISON
 
 from .convolution_layout import CallTimer, Strides
 from .offers.offer import channels_last

@@ -17,8 +17,9 @@ from tilewright.ir.kernel import Kernel, Note, Price
 from tilewright.options import Contractions
 from tilewright.rewrite.split.cascade_parts import split_cascade
 from tilewright.rewrite.split.policy import part_counts
-from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
+from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import PARTITION
+from tilewright.tuning.timing_limits import COMPARISON, TRIAL
 
 from .candidates import Candidates, Choice, candidates, choices, cut_at
 from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of

@@ -13,7 +13,7 @@ from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
 from tilewright.library.offers.offer import has_channels_innermost
 from tilewright.library.select import is_contraction, live_ops, slides
-from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.timing_limits import PRODUCTS
 
 from .layout import view_layout
 from .regions import Region, Regions

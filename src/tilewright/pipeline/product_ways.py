@@ -21,7 +21,7 @@ from tilewright.partition.products import ProductGroup, find_products
 from tilewright.rewrite.split.products import SplitProduct, even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver
-from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.timing_limits import PRODUCTS
 
 from .build import KernelBuilder
 from .replay_trial import ReplayContestant

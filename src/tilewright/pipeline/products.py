@@ -23,7 +23,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
-from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.timing_limits import PRODUCTS
 
 from .build import KernelBuilder
 from .product_ways import (

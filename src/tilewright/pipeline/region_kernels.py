@@ -29,7 +29,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
-from tilewright.tuning.search_limits import PRODUCTS, TRIAL
+from tilewright.tuning.timing_limits import PRODUCTS, TRIAL
 
 from .build import Clock, KernelBuilder
 from .place import DevicePlace

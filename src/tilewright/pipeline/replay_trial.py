@@ -25,7 +25,7 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
-from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.timing_limits import PRODUCTS
 
 from .build import Clock, KernelBuilder, Kernels, RefusedKernels, names_of, number_kernels
 from .executables import executable

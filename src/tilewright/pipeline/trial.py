@@ -22,8 +22,8 @@ from tilewright.plan.build import build_plan
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.runtime.stats import STATS
 from tilewright.tuning.input_limits import MODELS
-from tilewright.tuning.search_limits import COMPARISON, TRIAL
 from tilewright.tuning.text_limits import TEXTS
+from tilewright.tuning.timing_limits import COMPARISON, TRIAL
 
 from .build import Clock, KernelBuilder, names_of, number_kernels
 from .executables import executable

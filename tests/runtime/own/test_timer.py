@@ -26,7 +26,7 @@ from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.tuned import Tuned, TuningSession, tuned_for, tuning
-from tilewright.tuning.search_limits import TIMER
+from tilewright.tuning.timing_limits import TIMER
 
 ROWS = symbol("rows")
 X = Value(0, (ROWS, dims.integer(256)), f32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tilewright.runtime.plan.tensors import filled
-from tilewright.tuning.search_limits import TIMER
+from tilewright.tuning.timing_limits import TIMER
 
 
 @pytest.mark.parametrize("n", [0, 1, TIMER.drawn_elements, 5 * TIMER.drawn_elements // 2 + 3])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tilewright.tuning.search_limits import REPLAYS
+from tilewright.tuning.timing_limits import REPLAYS
 
 
 def replayed_seconds(run: Callable[[], object]) -> float:

@@ -33,8 +33,8 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.runtime.store.tuned import Tuned
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.search_limits import COMPARISON, TIMER
 from tilewright.tuning.thresholds import LIBRARY, SIZES
+from tilewright.tuning.timing_limits import COMPARISON, TIMER
 
 from .native import SOURCES
 

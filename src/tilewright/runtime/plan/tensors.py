@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.dtype import DType
-from tilewright.tuning.search_limits import TIMER
+from tilewright.tuning.timing_limits import TIMER
 
 TORCH: dict[str, torch.dtype] = {
     "bool": torch.bool,

@@ -22,8 +22,8 @@ from typing import cast
 from tilewright.errors import InputError, shown
 from tilewright.ir.text.schedule import check_text
 from tilewright.tuning.input_limits import TUNING_FILES
-from tilewright.tuning.search_limits import PRODUCTS
 from tilewright.tuning.text_limits import TEXTS
+from tilewright.tuning.timing_limits import PRODUCTS
 
 from .code_identity import DECIDING, code_identity, package_version
 
