@@ -77,7 +77,7 @@ class Likeness:
         return place - self.position[op], slot
 
     def _far(self, v: Value) -> bool:
-        readers = self.consumers.get(v, ())
+        readers = self.consumers.get(v, [])
         if len(readers) <= GROUPS.max_far_readers:
             return False
         return self.position[readers[-1]] - self.origins[v][0] > GROUPS.max_value_span
