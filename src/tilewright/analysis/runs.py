@@ -56,9 +56,7 @@ def words_of(offset: Expr, axes: Sequence[Axis], tile: int) -> Words:
     """An offset as that of words, along axes whose blocks begin at multiples of `tile`; sizes that are not known may be
     multiples of any."""
     tiles = dict.fromkeys(axes, tile)
-    counts = dict.fromkeys(axes, 1) | {
-        s.axis: s.count for s in shared_elements(offset, axes, tiles, axes)
-    }
+    counts = dict.fromkeys(axes, 1) | {s.axis: s.count for s in shared_elements(offset, axes, tiles, axes)}
     words = {axis(a): dims.mul(axis(a), dims.integer(n)) for a, n in counts.items() if n > 1}
     return Words(substitute(offset, words), counts, tile)
 

@@ -1,6 +1,6 @@
 """Groups of ops that may share a kernel with a product of matrices: the pointwise ops behind it, as far as one result
 leaves them; other products of the same rows that meet it there (gate and up of a gated MLP), or stand beside it
-(queries, keys and values)."""
+(queries, keys and values); and what unpacks their operands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tilewright.tuning.search_limits import PRODUCTS
 from .layout import view_layout
 from .regions import Region, Regions
 from .topological_order import in_some_order
+from .unpacked_operands import unpacking_ops
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,12 @@ class ProductGroup:
 
     region: Region
     products: tuple[Op, ...]
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether it makes an operand of a product, which a library would find in memory."""
+        made = {v for op in self.region.ops for v in op.outputs}
+        return any(v in made for op in self.products for v in op.inputs)
 
     @property
     def is_fusion(self) -> bool:
@@ -39,8 +46,8 @@ LIBRARY = ""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What a clock decided for a group: the text of its kernel's schedule, or `LIBRARY`; measured seconds of what was
-    chosen, and of the library's way."""
+    """What a clock decided for a group, or, if it was not `timed`, the model: the text of its kernel's schedule, or
+    `LIBRARY`; seconds of what was chosen, and of the library's way."""
 
     ops: tuple[Op, ...]
     schedule: str
@@ -48,12 +55,14 @@ class ChosenProduct:
     library_seconds: float
     parts: int = 1
     """How many parts of the sum run side by side, in a kernel of their own."""
+    timed: bool = True
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.ops)
         kind = "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
         how = f"{kind} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
-        return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products"
+        said = "" if self.timed else ", by the model"
+        return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +94,10 @@ class _Finder:
     """Grows groups from their products; `readers` are the live ones."""
 
     def __init__(self, graph: Graph, hints: SizeHints) -> None:
-        self.graph, self.regions, self.hints = graph, Regions(graph), hints
         live = live_ops(graph)
+        # A view that only a call would read takes nothing out of a group.
+        regions = Regions(graph.with_ops([op for op in graph.ops if op in live]))
+        self.graph, self.regions, self.hints = graph, regions, hints
         self.readers: dict[Value, list[Op]] = {}
         for op in graph.ops:
             if op in live:
@@ -135,7 +146,17 @@ class _Finder:
             if more is None:
                 break
             own |= more
-        return self.group(best) if best else None
+        return self.group(best | self.unpacking(best, taken)) if best else None
+
+    def unpacking(self, own: set[Op], taken: set[Op]) -> set[Op]:
+        """Ops that make operands of products out of less memory, where the group may have them."""
+        found: set[Op] = set()
+        for op in filter(self.starts, own):
+            for v in dict.fromkeys(op.inputs):
+                more = unpacking_ops(v, self.producer, self.readers, set(self.kept), self.hints)
+                if more and not more & taken and not self.would_wait(more, own | found):
+                    found |= more
+        return found
 
     def with_siblings(self, groups: Sequence[ProductGroup]) -> Iterator[ProductGroup]:
         """The groups, where a few of one product each that multiply the same rows by as many columns are one."""

@@ -54,7 +54,7 @@ from .attention import choose_attention
 from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
-from .products import choose_products
+from .products import choose_by_model, choose_products
 from .state import CompileRequest, State
 
 LOG = logging.getLogger("tilewright")
@@ -169,6 +169,13 @@ def _times_products(state: State) -> bool:
     return wanted and place.backend.replay_clock(place.device) is not None
 
 
+def _may_have_product_kernels(state: State) -> bool:
+    """Whether products may become kernels of our own: by the clock, or, where they unpack operands, by the model."""
+    options = state.request.options
+    wanted = options.contractions == "modelled" and options.fusion == "full"
+    return _times_products(state) or (wanted and state.target.language == "triton")
+
+
 def _quiet_builder(state: State) -> KernelBuilder:
     """What builds kernels that are only timed."""
     place = state.request.place
@@ -194,9 +201,12 @@ def _choose_products(state: State) -> State:
             graph = phase.run(before).graph if phase.needed(before) else graph
         return graph
 
-    found = choose_products(
-        state.graph, _quiet_builder(state), asked.place.device, asked.options.tune_seconds, improved
-    )
+    builder = _quiet_builder(state)
+    if _times_products(state):
+        seconds = asked.options.tune_seconds
+        found = choose_products(state.graph, builder, asked.place.device, seconds, improved)
+    else:
+        found = choose_by_model(state.graph, builder.solver)
     return replace(state, graph=found.graph, products=found)
 
 
@@ -327,7 +337,7 @@ PHASES: tuple[Phase, ...] = (
         faster=True,
     ),
     Phase("attention", _choose_attention, _times_products, lambda s: s.regions, faster=True),
-    Phase("products", _choose_products, _times_products, lambda s: s.products, faster=True),
+    Phase("products", _choose_products, _may_have_product_kernels, lambda s: s.products, faster=True),
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),

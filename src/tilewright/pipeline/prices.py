@@ -94,7 +94,7 @@ def kernel_prices(solver: Solver, usual: Prices | None = None) -> Prices:
         held = _largest((op.output for op in region.ops if is_contraction(op)), region, hints)
         return held / solver.target.device.capacity if held > PARTITION.min_spared_ratio * stored else 0.0
 
-    library = partial(_library_seconds, solver=solver)
+    library = partial(library_seconds, solver=solver)
     return Prices(hints, solver.price, library, ideal, usual, routine, solver.notes, spared, guess)
 
 
@@ -127,7 +127,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
     return [v for v in outputs if isinstance(v, Value)]
 
 
-def _library_seconds(region: Graph, solver: Solver) -> float:
+def library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
     cover = partition(normalise(call_contractions(region)), solver.price, solver.hints, afar=solver.afar)
     total = 0.0
