@@ -26,6 +26,7 @@ from tilewright.plan.coverage import coverage_of
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.algebra.diagonals import share_diagonals
+from tilewright.rewrite.normal.frozen_progressions import recognise_progressions
 from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import (
     Evaluate,
@@ -142,7 +143,8 @@ def _evaluator(state: State) -> Evaluate | None:
 
 
 def _freeze(state: State) -> State:
-    return state.with_graph(freeze(fold_constants(simplify(state.graph), interpret)))
+    folded = fold_constants(simplify(state.graph), interpret)
+    return state.with_graph(freeze(recognise_progressions(folded)))
 
 
 def _is_timed(state: State) -> bool:

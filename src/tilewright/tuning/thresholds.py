@@ -77,6 +77,7 @@ class MaskThresholds:
 
     min_listed_tiles: int
     min_mask_elements: int
+    max_progression_elements: int
     min_times_as_long: int
     min_times_as_large: int
 
