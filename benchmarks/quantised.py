@@ -193,7 +193,11 @@ def case(name: str, rows: int, side: int, device: torch.device, rounds: int) -> 
     packed = sum(t.numel() * t.element_size() for t in given[1:])
     for peer, timed in time_runs(runs, device, rounds).items():
         seconds = timed.timing.median
-        found[peer] |= {"median_us": seconds * 1e6, "method": timed.method, "packed_bytes_per_s": packed / seconds}
+        found[peer] |= {
+            "median_us": seconds * 1e6,
+            "method": timed.method,
+            "packed_bytes_per_s": packed / seconds,
+        }
     return found
 
 
