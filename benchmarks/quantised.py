@@ -1,9 +1,9 @@
-"""`python -m benchmarks.quantised --json FILE`: products with weights of 4 or 8 bits, as users write them, beside peers.
+"""`python -m benchmarks.quantised --json FILE`: products with weights of 4 or 8 bits, as users write them.
 
-Each spelling unpacks a weight of n rows and k columns, with a scale for each group of 128 columns (or for each row), and
-multiplies some rows of halves with it. Contestants are eager, Inductor with its defaults and with max-autotune, ours as a
-user gets it, and ours by the model alone. All are captured into CUDA graphs and replayed in turns; a result that breaks
-the fp64 rule does not count. `packed_bytes_per_s` tells how fast the packed weight was read.
+Each spelling unpacks a weight of n rows and k columns, with a scale for each group of 128 columns (or for each row),
+and multiplies some rows of halves with it. Contestants are eager, Inductor with its defaults and with max-autotune,
+ours as a user gets it, and ours by the model alone. All are captured into CUDA graphs and replayed in turns; a result
+that breaks the fp64 rule does not count. `packed_bytes_per_s` tells how fast the packed weight was read.
 """
 
 from __future__ import annotations

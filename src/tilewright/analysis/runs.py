@@ -34,8 +34,8 @@ def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What an access of blocks of `tile` values of some axes loads: the offset of each word, of which `counts` neighbours
-    along an axis are one."""
+    """What an access of blocks of `tile` values of some axes loads: the offset of each word, of which `counts`
+    neighbours along an axis are one."""
 
     offset: Expr
     counts: Mapping[Axis, int]

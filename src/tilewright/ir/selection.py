@@ -91,8 +91,8 @@ class ElementRun:
 
 @dataclass(frozen=True, slots=True)
 class SharedElement:
-    """Along the block axis `axis`, each `count` neighbours of a load are one element of memory, as the parts of a packed
-    word are, or what has a scale in common: it is loaded once."""
+    """Along the block axis `axis`, each `count` neighbours of a load are one element of memory, as the parts of a
+    packed word are, or what has a scale in common: it is loaded once."""
 
     axis: Axis
     count: int

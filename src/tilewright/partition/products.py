@@ -4,10 +4,11 @@ leaves them; other products of the same rows that meet it there (gate and up of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
+from tilewright.ir.expr import walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
@@ -18,7 +19,6 @@ from tilewright.tuning.search_limits import PRODUCTS
 from .layout import view_layout
 from .regions import Region, Regions
 from .topological_order import in_some_order
-from .unpacked_operands import unpacking_ops
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +153,7 @@ class _Finder:
         found: set[Op] = set()
         for op in filter(self.starts, own):
             for v in dict.fromkeys(op.inputs):
-                more = unpacking_ops(v, self.producer, self.readers, set(self.kept), self.hints)
+                more = _unpacking_ops(v, self.producer, self.readers, set(self.kept), self.hints)
                 if more and not more & taken and not self.would_wait(more, own | found):
                     found |= more
         return found
@@ -299,3 +299,49 @@ def _sibling_key(group: ProductGroup) -> tuple[object, ...]:
     assert op.expr is not None
     rows = next(r for r in op.expr.reads() if r.value == 0)
     return (op.inputs[0], rows, *(v.shape for v in (*op.inputs, *op.outputs)))
+
+
+def _unpacking_ops(
+    operand: Value,
+    producer: Mapping[Value, Op],
+    readers: Mapping[Value, Sequence[Op]],
+    kept: Set[Value],
+    hints: SizeHints,
+) -> set[Op]:
+    """Pointwise ops that make an operand out of less memory (words of packed numbers, or bytes, with scales), if nobody
+    else reads it; nothing else. `readers` are those of values that somebody reads, `kept` what leaves the graph."""
+    found: set[Op] = set()
+    inputs: dict[Value, None] = {operand: None}
+    while len(found) <= PRODUCTS.max_ops:
+        op = next(
+            (
+                p
+                for v in inputs
+                if (p := producer.get(v)) is not None and _unpacks(p, found, operand, readers, kept)
+            ),
+            None,
+        )
+        if op is None:
+            break
+        found.add(op)
+        for v in op.outputs:
+            inputs.pop(v, None)
+        inputs |= dict.fromkeys(op.inputs)
+    read = sum(hints.estimate(v.numel) * v.dtype.bytes for v in inputs)
+    made = hints.estimate(operand.numel) * operand.dtype.bytes
+    return found if read <= PRODUCTS.max_unpacked_ratio * made else set()
+
+
+def _unpacks(
+    op: Op, found: Set[Op], operand: Value, readers: Mapping[Value, Sequence[Op]], kept: Set[Value]
+) -> bool:
+    """Whether an op is pointwise at places that no data decide, and read by those `found` alone, or, of the operand, by
+    one product."""
+    e = op.expr
+    if e is None or op.kernel >= 0 or not e.is_pointwise or len(op.outputs) != 1:
+        return False
+    places = [place for body in e.body for r in walk(body) if r.op == "read" for place in r.args]
+    if any(x.op == "read" for place in places for x in walk(place)):
+        return False
+    by, made = readers.get(op.output, ()), op.output
+    return made not in kept and (len(by) == 1 if made is operand else all(r in found for r in by))

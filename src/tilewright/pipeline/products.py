@@ -26,6 +26,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
 
 from .build import KernelBuilder
+from .prices import library_seconds
 from .product_ways import (
     ProductTask,
     Proposal,
@@ -37,7 +38,6 @@ from .product_ways import (
     tasks_of,
     ways_of,
 )
-from .prices import library_seconds
 from .replay_trial import ReplayTrial
 from .trial import told
 

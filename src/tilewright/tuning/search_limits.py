@@ -411,7 +411,7 @@ class ProductLimits:
     max_preferred_ratio: float = 0.98
     """Part of the library's time that a kernel takes at most to be preferred."""
     max_unpacked_ratio: float = 0.75
-    """Part of an operand's bytes that what it is unpacked from has at most: int8 with scales has little more than half."""
+    """Part of an operand's bytes that what it is unpacked from has at most: int8 with scales has about half."""
     max_modelled_ratio: float = 0.8
     """Part of the library's modelled time that a kernel takes at most to be preferred where no clock is asked."""
 

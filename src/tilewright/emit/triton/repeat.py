@@ -12,8 +12,8 @@ MAX_JOINED = 16
 
 
 def repeated(few: Term, own: Axis, whole: Axis, count: int, printer: Expressions) -> Term:
-    """The block `few`, a name, with each element along the axis `own` in `count` places of the axis `whole`, which has the
-    same dimension. A copy of a register costs nothing, and what is computed of it knows which copy it is."""
+    """The block `few`, a name, with each element along the axis `own` in `count` places of the axis `whole`, which has
+    the same dimension. A copy of a register costs nothing, and what is computed of it knows which copy it is."""
     at = few.dims.index(own)
     wanted = (*few.dims[:at], whole, *few.dims[at + 1 :])
     if count > MAX_JOINED:

@@ -225,7 +225,6 @@ class Body:
 
     def load(self, s: Load) -> None:
         """Masked lanes touch no memory; a half becomes a single unless it is held as stored."""
-        printer = self.printer
         name = s.descriptor and self.descriptors.get((s.buffer.name, s.descriptor))
         if s.descriptor is not None and name:
             self.define(s.var, self._held(s, self.block(name, s.at, s.descriptor.tile)))

@@ -23,8 +23,8 @@ def join_words(form: Form) -> Form:
 
 
 def _pairs(form: Form) -> Iterator[tuple[Axis, Axis]]:
-    """Classes of words, along which they lie side by side, and of their parts, along which something else does; each item
-    has both of them, or none."""
+    """Classes of words, along which they lie side by side, and of their parts, along which something else does; each
+    item has both of them, or none."""
     classes = form.classes()
     accesses = dict.fromkeys(access for i in form.items for access in i.accesses())
     lines = {(a, b) for _, e in accesses for a in classes for b in classes if _is_line(e, b, a)}

@@ -75,8 +75,8 @@ class Load:
     `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
     load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
     of blocks read it. `access`: how the block moves (None: along the vector axis). `runs`: what is to be told of how
-    its elements lie, an entry for each block axis that it may have. `alike`: where neighbours are one element of memory,
-    which is loaded once."""
+    its elements lie, an entry for each block axis that it may have. `alike`: where neighbours are one element of
+    memory, which is loaded once."""
 
     var: Var
     buffer: Buffer

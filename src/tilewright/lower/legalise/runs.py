@@ -44,8 +44,8 @@ def load_once(
     operands: Set[int],
     even: frozenset[Axis] = frozenset(),
 ) -> tuple[Stmt, ...]:
-    """`body` in which a load takes an element that is in several places of its block once: a word of packed numbers, and
-    what is the same for a whole block. Not the `operands` of matrix units, which are whole blocks."""
+    """`body` in which a load takes an element that is in several places of its block once: a word of packed numbers,
+    and what is the same for a whole block. Not the `operands` of matrix units, which are whole blocks."""
     made: list[Stmt] = []
     for s in body:
         match s:

@@ -1,5 +1,5 @@
-"""Short frozen vectors of whole numbers with even steps become arithmetic of their index: shifts of packed numbers, places
-that are told apart.
+"""Short frozen vectors of whole numbers with even steps become arithmetic of their index: shifts of packed numbers,
+places that are told apart.
 
 A kernel then has a constant where it would load a number for each element."""
 
@@ -19,8 +19,8 @@ from .normalise import drop_dead, simplify
 
 
 def recognise_progressions(graph: Graph) -> Graph:
-    """The graph in which reads of such vectors are what they hold at an index. Reads at indices from data stay (an index
-    out of bounds must raise), and so do library calls."""
+    """The graph in which reads of such vectors are what they hold at an index. Reads at indices from data stay (an
+    index out of bounds must raise), and so do library calls."""
     known: dict[Value, Expr] = {}
     for v, tensor in graph.constants.items():
         if isinstance(tensor, torch.Tensor) and (found := progression(tensor, v.dtype)) is not None:

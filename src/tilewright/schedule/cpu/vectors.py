@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
