@@ -121,15 +121,17 @@ def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
 
 
 def _loaded_ahead(side: Expr, axes: tuple[Axis, Axis], known: BlockProducts, c: ProductBlocks) -> int:
-    """Bytes that wait to be made an operand, of all stages."""
+    """Bytes of packed words that wait to be made an operand, of all stages."""
     if c.stages == 1:
         return 0
     total = 0.0
     for x in walk(side):
-        if x.op == "read" and isinstance(x.value, int):
-            words = words_of(x.args[0], axes, CONTRACTION.min_block_side)
+        if x.op != "read" or not isinstance(x.value, int) or known.form.params[x.value].dtype.is_float:
+            continue
+        words = words_of(x.args[0], axes, CONTRACTION.min_block_side)
+        if words.is_whole:
             elements = math.prod(c.tiles[a] for a in axes) / math.prod(words.counts.values())
-            total += elements * known.form.params[x.value].dtype.bytes if words.is_whole else 0
+            total += elements * known.form.params[x.value].dtype.bytes
     return int(total) * c.stages
 
 

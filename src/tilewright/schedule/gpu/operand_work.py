@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.contraction import stored_half
 from tilewright.analysis.runs import side_by_side, words_of
 from tilewright.ir.dtype import DType, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
@@ -26,19 +25,18 @@ class OperandWork:
 
 
 def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], dtype: DType) -> OperandWork:
-    """The work of an operand over two classes, which products take as numbers of type `dtype`."""
-    if stored_half(operand, params) is not None:
-        least, tile = GPU_COST.min_copy_bytes // dtype.bytes, CONTRACTION.min_block_side
-        offsets = [x.args[0] for x in walk(operand) if x.op == "read"]
-        return OperandWork(dtype.bytes, 0.0, any(side_by_side(e, axes, tile) < least for e in offsets))
-    loaded, gathered = 0.0, False
-    for x in walk(operand):
-        if x.op != "read" or not isinstance(x.value, int):
-            continue
-        words, size = words_of(x.args[0], axes, CONTRACTION.min_block_side), params[x.value].dtype.bytes
-        if words.is_whole:
-            loaded += size / math.prod(words.counts.values())
-            gathered |= words.side_by_side() * size < GPU_COST.min_copy_bytes
-    whole = {axis(a) for a in axes}
+    """The work of an operand over two classes, which products take as numbers of type `dtype`. What is made of floats
+    counts as if it lay in memory."""
+    tile, whole = CONTRACTION.min_block_side, {axis(a) for a in axes}
+    reads = [x for x in walk(operand) if x.op == "read" and isinstance(x.value, int)]
+    words = [
+        (words_of(x.args[0], axes, tile), params[x.value].dtype) for x in reads if isinstance(x.value, int)
+    ]
+    packed = [(w, of) for w, of in words if not of.is_float and w.is_whole]
+    if not packed:
+        least = GPU_COST.min_copy_bytes // dtype.bytes
+        return OperandWork(dtype.bytes, 0.0, any(side_by_side(x.args[0], axes, tile) < least for x in reads))
+    loaded = sum(of.bytes / math.prod(w.counts.values()) for w, of in packed)
+    gathered = any(w.side_by_side() * of.bytes < GPU_COST.min_copy_bytes for w, of in packed)
     made = [x for x in walk(operand) if x.op in SCALARS and x.dtype is not i64 and axes_of(x) >= whole]
     return OperandWork(loaded, sum(SCALARS[x.op].cost for x in made), gathered)
