@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmarks.quantised import SPELLINGS, operands, stacked
-from tests.end_to_end.attention.split_keys import right, statements
 from tests.support.triton.absent_gpu import Device, compiled
-from tests.support.triton.harness import Built, build, print_triton
+from tests.support.triton.harness import Built, build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
+from tilewright import accuracy
 from tilewright.ir.program import Dot, Load, TileProgram
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
@@ -28,10 +28,18 @@ def by_the_model(function: Function, given: list[Tensor]) -> Device:
     return compiled(function, given, contractions="modelled", launch=2e-5)
 
 
+def right(made: Device, function: Function, given: list[Tensor], folder: Path) -> None:
+    (result,), jobs = made.run(given)
+    verdict = accuracy.compare(result, function(*given), accuracy.in_float64(function)(*given))
+    assert verdict.passed, verdict
+    for job, outcome in zip(jobs, interpret(folder, jobs), strict=True):
+        same_as_interpreter(job, outcome, rtol=2e-3, atol=2e-3)
+
+
 def loads(program: TileProgram) -> dict[str, Load]:
     """The last load of each parameter, with the instructions that are selected."""
     made = legalise_for_gpu(program, GPU)
-    return {s.buffer.name: s for s in statements(made.body) if isinstance(s, Load)}
+    return {s.buffer.name: s for s in made.statements() if isinstance(s, Load)}
 
 
 def counts(program: TileProgram) -> list[int]:
@@ -48,7 +56,7 @@ def test_one_kernel_is_right(name: str, rows: int, tmp_path: Path) -> None:
     made = by_the_model(function, given)
     *_, last = made.kernels
     assert len(made.kernels) == 1 or (name == "gptq" and rows == 1), "a long sum may be one of parts"
-    assert rows == 1 or any(isinstance(s, Dot) for s in statements(last.program.body))
+    assert rows == 1 or any(isinstance(s, Dot) for s in last.program.statements())
     right(made, function, given, tmp_path)
 
 

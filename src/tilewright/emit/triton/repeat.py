@@ -7,24 +7,16 @@ from tilewright.ir.expr import Axis
 from .expr import Expressions
 from .scope import ATOM, Term
 
-MAX_JOINED = 16
-"""Neighbours that threads hold as copies of a register; more are broadcast."""
-
 
 def repeated(few: Term, own: Axis, whole: Axis, count: int, printer: Expressions) -> Term:
     """The block `few`, a name, with each element along the axis `own` in `count` places of the axis `whole`, which has
     the same dimension. A copy of a register costs nothing, and what is computed of it knows which copy it is."""
     at = few.dims.index(own)
     wanted = (*few.dims[:at], whole, *few.dims[at + 1 :])
-    if count > MAX_JOINED:
-        sizes = [printer.tiles[a] for a in few.dims]
-        shape = ", ".join(map(str, (*sizes[: at + 1], count, *sizes[at + 1 :])))
-        text = f"tl.broadcast_to(tl.expand_dims({few.text}, {at + 1}), [{shape}])"
-    else:
-        text, rank, behind = few.text, len(few.dims), count.bit_length() - 1
-        for _ in range(behind):
-            text = f"tl.join({text}, {text})"
-        if at + 1 < rank:
-            order = (*range(at + 1), *range(rank, rank + behind), *range(at + 1, rank))
-            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
+    text, rank, behind = few.text, len(few.dims), count.bit_length() - 1
+    for _ in range(behind):
+        text = f"tl.join({text}, {text})"
+    if at + 1 < rank:
+        order = (*range(at + 1), *range(rank, rank + behind), *range(at + 1, rank))
+        text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
     return Term(f"tl.reshape({text}, {printer.shape(wanted)})", ATOM, wanted)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from tilewright.ir.expr import Axis, Expr, axes_of, axis
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 
@@ -26,15 +27,25 @@ def _pairs(form: Form) -> Iterator[tuple[Axis, Axis]]:
     """Classes of words, along which they lie side by side, and of their parts, along which something else does; each
     item has both of them, or none."""
     classes = form.classes()
-    accesses = dict.fromkeys(access for i in form.items for access in i.accesses())
-    lines = {(a, b) for _, e in accesses for a in classes for b in classes if _is_line(e, b, a)}
-    for param, words in accesses:
-        if form.params[param].dtype.is_float:
-            continue
+    offsets = dict.fromkeys(e for i in form.items for _, e in i.accesses())
+    lines = {(a, b) for e in offsets for a in classes for b in classes if _is_line(e, b, a)}
+    for words, bits in _words(form).items():
         for a, b in product(classes, repeat=2):
-            parted = (a, b) in lines and axis(a) not in axes_of(words)
+            parted = (
+                (a, b) in lines and axis(a) not in axes_of(words) and (dims.static(a.extent) or 0) <= bits
+            )
             if parted and dims.coefficient(words, axis(b)) is dims.ONE and _meet(form, a, b):
                 yield b, a
+
+
+def _words(form: Form) -> dict[Expr, int]:
+    """Where whole numbers lie of which bits are taken, and how many bits they have."""
+    found: dict[Expr, int] = {}
+    taken = (x for i in form.items for r in i.roots for x in walk(r) if x.op in ("and", "shr"))
+    for x in (y for t in taken if t.dtype is not bool_ for y in walk(t.args[0])):
+        if x.op == "read" and isinstance(x.value, int) and not form.params[x.value].dtype.is_float:
+            found[x.args[0]] = 8 * form.params[x.value].dtype.bytes
+    return found
 
 
 def _is_line(offset: Expr, b: Axis, a: Axis) -> bool:

@@ -66,13 +66,13 @@ def load_once(
 
 
 def _alike(s: Load, tiles: Mapping[Axis, int], even: frozenset[Axis]) -> tuple[SharedElement, ...]:
-    """Along axes that its mask does not have. Parts of a word are taken from it, which floats have none of."""
+    """Along axes that its mask does not have. A word has no more parts than bits, and a float has none."""
     found = shared_elements(s.offset, _blocks(s.var.axes, tiles), tiles, even)
     asked = [axes_of(e) for e in (s.mask, s.other) if e is not None]
-    words = not s.buffer.dtype.is_float
+    parts = 1 if s.buffer.dtype.is_float else 8 * s.buffer.dtype.bytes
     return tuple(
         x for x in found
-        if (words or x.count == tiles[x.axis]) and not any(axis(x.axis) in own for own in asked)
+        if (x.count <= parts or x.count == tiles[x.axis]) and not any(axis(x.axis) in own for own in asked)
     )  # fmt: skip
 
 
