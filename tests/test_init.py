@@ -53,3 +53,32 @@ def test_files_are_compiled_and_loaded_without_dynamo() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
     assert tilewright.backend is importlib.import_module("tilewright.api").backend
+
+
+def test_artifacts_are_loaded_without_symbolic_shapes() -> None:
+    """Half a second of imports, of which most are sympy's: only captures need them."""
+    code = (
+        "import sys, tilewright as t; t.load;"
+        "print(*(m for m in ('torch.fx.experimental.symbolic_shapes', 'sympy', 'torch._dynamo', 'onnx') "
+        "if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_the_collector_does_not_look_at_what_was_imported() -> None:
+    code = (
+        "import gc, tilewright as t; gc.collect(); seen = [];"
+        "gc.callbacks.append(lambda phase, info: seen.append(phase)); t.compile;"
+        "print(len(seen), gc.isenabled(), gc.get_freeze_count(), max(map(len, map(gc.get_objects, (0, 1)))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seen, enabled, frozen, young = done.stdout.split()
+    assert (seen, enabled, frozen) == ("0", "True", "0")
+    assert int(young) < 5000  # thousands of modules' objects are old ones
+
+
+def test_what_a_program_has_frozen_stays_frozen() -> None:
+    code = "import gc, tilewright as t; gc.freeze(); t.stats; print(gc.get_freeze_count() > 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

@@ -12,7 +12,7 @@ above what inputs and the result take.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -168,7 +168,9 @@ def extra_bytes(call: Function, given: list[Tensor], device: torch.device) -> in
     return torch.cuda.max_memory_allocated(device) - before - result.numel() * result.element_size()
 
 
-def case(name: str, length: int, device: torch.device, rounds: int) -> dict[str, Facts]:
+def case(
+    name: str, length: int, device: torch.device, rounds: int, peers: Sequence[str] = PEERS
+) -> dict[str, Facts]:
     """The facts of each contestant of one program."""
     function, make = CASES[name]
     torch.manual_seed(0)
@@ -176,7 +178,7 @@ def case(name: str, length: int, device: torch.device, rounds: int) -> dict[str,
     exact, plain = accuracy.in_float64(function)(*given), function(*given)
     found: dict[str, Facts] = {}
     runs: dict[str, tuple[Function, list[tuple[Tensor, ...]]]] = {}
-    for peer in PEERS:
+    for peer in peers:
         torch._dynamo.reset()
         try:
             fast = compiled(peer, function)
@@ -210,11 +212,13 @@ def line(name: str, length: int, found: Mapping[str, Facts]) -> list[str]:
     "--length", "lengths", type=int, multiple=True, help="queries and keys; 1024 and 4096 unless told"
 )
 @click.option("--only", multiple=True, type=click.Choice(list(CASES)))
+@click.option("--against", multiple=True, type=click.Choice(PEERS), help="contestants; all unless told")
 @click.option("--rounds", default=20, show_default=True)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path))
 def main(
-    device: str, lengths: tuple[int, ...], only: tuple[str, ...], rounds: int, path: Path | None
-) -> None:
+    device: str, lengths: tuple[int, ...], only: tuple[str, ...], against: tuple[str, ...], rounds: int,
+    path: Path | None,
+) -> None:  # fmt: skip
     """Run all programs in turn, and write what is known after each."""
     where = torch.device(device)
     if reason := gpu_report.unusable(where):
@@ -225,12 +229,16 @@ def main(
     with torch.no_grad():
         for length in lengths or (1024, 4096):
             for name in only or CASES:
-                facts[f"{name} {length}"] = found = case(name, length, where, rounds)
+                facts[f"{name} {length}"] = found = case(name, length, where, rounds, against or PEERS)
                 rows.append(line(name, length, found))
                 print(*rows[-1], sep="  ", flush=True)
                 if path is not None:
                     record.write_json(path, gpu_report.provenance(where, "") | {"cases": facts})
-    print(gpu_report.text_table("attention that libraries do not have", ["program", "length", *PEERS], rows))
+    print(
+        gpu_report.text_table(
+            "attention that libraries do not have", ["program", "length", *(against or PEERS)], rows
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -188,6 +188,15 @@ class Campaign:
         text = self.maker.grow(seed)
         return None if text is None else read(text)
 
+    def write(self) -> None:
+        """The figures so far to their file: a run may be ended from outside."""
+        if self.arguments.json:
+            facts = record.provenance(1) | {
+                "device": self.arguments.device, "workers": self.arguments.workers,
+                "seconds": time.monotonic() - self.start, "judged": self.judged, "counts": dict(self.counts),
+            }  # fmt: skip
+            record.write_json(self.arguments.json, facts | {"found": self.findings})
+
     def cases(self) -> Iterator[Case]:
         """Programs until the time or their number is over."""
         for seed in range(self.arguments.seed, self.arguments.seed + self.arguments.count):
@@ -243,6 +252,7 @@ class Campaign:
             total = sum(self.counts.values())
             if total % 25 == 0:
                 print(f"{total} programs, {time.monotonic() - self.start:.0f} s", flush=True)
+                self.write()
         if failure is not None and (
             failure.kind in (UNITS, TORCH) or (failure.kind == REFUSED and DEVICE_ERROR in failure.text)
         ):
@@ -295,12 +305,7 @@ def main() -> int:
     seconds = time.monotonic() - campaign.start
     counts = dict(campaign.counts)
     print(f"{sum(counts.values())} programs in {seconds:.0f} s, {campaign.judged} judged: {counts}")
-    if arguments.json:
-        facts = record.provenance(1) | {
-            "device": arguments.device, "workers": arguments.workers, "seconds": seconds,
-            "judged": campaign.judged, "counts": counts,
-        }  # fmt: skip
-        record.write_json(arguments.json, facts | {"found": campaign.findings})
+    campaign.write()
     if not campaign.judged:
         print("no program was judged")
     return 1 if campaign.findings or not campaign.judged else 0

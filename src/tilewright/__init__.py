@@ -62,7 +62,16 @@ def _without_collector() -> Generator[None]:
         yield
     finally:
         if enabled:
+            _grow_old()
             gc.enable()
+
+
+def _grow_old() -> None:
+    """Take all objects for old ones, which only full collections look at: else the next three collections look at what
+    was imported, one for each generation. Where a program has frozen objects itself, they stay as they are."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 def __getattr__(name: str) -> object:

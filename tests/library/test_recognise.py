@@ -17,7 +17,9 @@ from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp.graph import run_graph
-from tilewright.ir.graph import Graph
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.sizes import dims
+from tilewright.library.library_graph import without_operand_makers
 from tilewright.library.recognise import AttentionRegion, as_call, routine_of, routine_seconds
 from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.regions import find_regions
@@ -86,7 +88,11 @@ def slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def graph_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float16) -> Graph:
-    inputs = tuple(torch.zeros(shape, dtype=dtype) for shape in shapes)
+    return graph_of_inputs(run, [torch.zeros(shape, dtype=dtype) for shape in shapes])
+
+
+def graph_of_inputs(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Graph:
+    inputs = tuple(inputs)
     program = torch.export.export(Function(run), inputs, strict=False)
     return normalise(from_fx(program.run_decompositions(decompositions()).graph_module))
 
@@ -129,7 +135,7 @@ def test_the_call_computes_the_region(run: Run) -> None:
     assert routine is not None
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(shape).astype(np.float16) for _ in range(3)]
-    (wanted,), (made,) = (run_graph(g, inputs) for g in (region, as_call(region, routine)))
+    (wanted,), (made,) = (run_graph(g, inputs) for g in (region, as_call(region, routine, region.fresh_id())))
     np.testing.assert_allclose(
         np.asarray(made, np.float32), np.asarray(wanted, np.float32), atol=5e-3
     )  # scores of 8 that are rounded move weights so much
@@ -191,7 +197,7 @@ def test_a_region_becomes_the_call_where_that_is_the_fastest() -> None:
     def prices(library: float) -> Prices:
         def routine(region: Graph) -> tuple[float, Graph] | None:
             r = routine_of(region, HOPPER)
-            return None if r is None else (routine_seconds(r, HOPPER), as_call(region, r))
+            return None if r is None else (routine_seconds(r, HOPPER), as_call(region, r, region.fresh_id()))
 
         return Prices(
             NO_HINTS, lambda k, layouts: 1.0, lambda region: library, lambda region: library, routine=routine
@@ -205,6 +211,40 @@ def test_a_region_becomes_the_call_where_that_is_the_fastest() -> None:
     for mode, library in (("modelled", 1e-9), ("library", 1.0), ("inside", 1.0)):
         other = choose_kernels(graph, prices(library), unchanged, RegionPolicy(mode, 132))  # type: ignore[arg-type]
         assert all(op.call is None for op in other.graph.ops)
+
+
+def unpacked(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    return plain(q, k.to(q.dtype) * scale, v)
+
+
+def test_operands_may_be_made_before_the_call() -> None:
+    """Keys of bytes are unpacked by what stands beside the routine, which reads them as they are then."""
+    inputs = [torch.empty(SHAPE).half(), torch.empty(SHAPE, dtype=torch.int8), torch.empty(SHAPE).half()]
+    graph = graph_of_inputs(unpacked, [*inputs, torch.empty(1, 2, S, 1).half()])
+    (region,) = (r.graph(graph) for r in find_regions(graph, NO_HINTS, anywhere=True))
+    assert routine_of(region, HOPPER) is None
+    apart = without_operand_makers(region)
+    assert apart is not None
+    makers, core = apart
+    assert {op.name for op in makers} >= {"mul"} and len(core.inputs) == 3
+    routine = routine_of(core, HOPPER)
+    assert routine is not None
+    whole = region.with_ops((*makers, *as_call(core, routine, region.fresh_id()).ops))
+    whole.verify()
+    rng = np.random.default_rng(0)
+    given = [
+        (rng.standard_normal([dims.static(n) or 1 for n in v.shape])).astype(
+            np.float16 if v.dtype.is_float else np.int8
+        )
+        for v in region.inputs
+        if isinstance(v, Value)
+    ]
+    (wanted,), (made,) = (run_graph(g, given) for g in (region, whole))
+    np.testing.assert_allclose(np.asarray(made, np.float32), np.asarray(wanted, np.float32), atol=5e-3)
+
+
+def test_a_region_whose_operands_are_given_has_nothing_before_it() -> None:
+    assert without_operand_makers(region_of(plain, (SHAPE,) * 3)) is None
 
 
 def test_a_machine_without_the_routine() -> None:

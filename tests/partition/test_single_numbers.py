@@ -62,3 +62,10 @@ def test_places_of_several_caches_are_one_kernel() -> None:
             torch.testing.assert_close(a, b)
     (made,) = tilewright.compilations()
     assert not made.calls and len(made.kernels) <= 4, "places, counters, both lines, the result"
+
+
+@pytest.mark.parametrize("machine", ["sm_90", "x86-64-v4"])
+def test_the_place_of_the_least_element_is_no_number_of_the_inputs(machine: str) -> None:
+    """It is one of two results of its op."""
+    case = Case("least", lambda x: x.argmin(0, keepdim=True).to(torch.float32), ((2,),))
+    assert covered(case, machine).steps

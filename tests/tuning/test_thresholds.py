@@ -96,7 +96,7 @@ def shown(source: str) -> object:
     """What stands in a file of results where a source points to. Raises KeyError if nothing does."""
     file, _, way = source.partition("#")
     found = json.loads((ROOT / file).read_text(encoding="utf-8"))
-    for key in way.split("/"):
+    for key in (k.replace("~1", "/") for k in way.split("/")):  # as RFC 6901 writes them
         found = found[int(key)] if isinstance(found, list) else found[key]
     return found
 

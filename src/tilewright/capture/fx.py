@@ -12,9 +12,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.aliasing.memory import MemoryFinder, NodeMemory, by_place
-from tilewright.capture.aten.in_place import in_place_of, line_of
 from tilewright.capture.aten.library import collective, library_reason, library_target
 from tilewright.capture.aten.tasks import task_of
+from tilewright.capture.in_place import in_place_of, line_of
 from tilewright.capture.loops.body import loop_call
 from tilewright.capture.loops.higher import with_loop_ops
 from tilewright.capture.loops.op import loop_op

@@ -16,7 +16,7 @@ import operator
 from torch._C import _dispatch_has_kernel
 from torch._ops import OpOverload
 
-from .aten.in_place import OverFirst, over_first
+from .in_place import OverFirst, over_first
 
 __all__ = ["OverFirst", "is_safe_op", "over_first", "takes_only_numbers"]
 

@@ -49,6 +49,8 @@ def trace(
     Raises UnsupportedError where the module cannot be traced as one graph."""
     env = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # With symbols, to find a form that was computed before takes longer than to compute it again.
+    mode.cache_enabled = not any(dynamic)
     spec: list[pytree.TreeSpec] = []
     table = {k: v for k, v in decompositions().items() if isinstance(k, OpOverload)}
 

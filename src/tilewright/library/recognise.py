@@ -409,9 +409,8 @@ class _Inputs:
 # --- the call ------------------------------------------------------------------------
 
 
-def as_call(region: Graph, r: AttentionRegion) -> Graph:
-    """The region as views, the call, and a view of its result."""
-    fresh = region.fresh_id()
+def as_call(region: Graph, r: AttentionRegion, fresh: int) -> Graph:
+    """The region as views, the call, and a view of its result; new values have numbers from `fresh` on."""
     ops: list[Op] = []
     operands: list[Value] = []
     for n, x in enumerate((r.q, r.k, r.v)):

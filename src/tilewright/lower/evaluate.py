@@ -181,6 +181,8 @@ class Evaluator:
         without its last terms) serves as well."""
         if e.op in ("const", "symbol", "axis"):
             return e
+        if e in self.scope.kept:
+            guard = None  # who reads scratch may do so under another condition
         key = (e, guard if guard is not None and unsafe(e, self.params) else None)
         done = self.scope.memo.get(key)
         if done is None and e in self.repeated:

@@ -125,7 +125,8 @@ def plan_scope(known: LoopContext, wanted: Collection[int], outputs: Sequence[It
         done = LoopPlan(None, tuple(cone), tuple(outputs), hoisted=hoisted, fetching=known.fetching)
         return (done,) if cone or outputs else ()
     cone, passes, merges = _passes(known, cone, outputs, c)
-    in_scratch = [x for x in choose_scratch(cone, outputs, c, passes, known.schedule) if x not in known.kept]
+    chosen = choose_scratch(cone, outputs, c, passes, known.schedule, known.form.sizes)
+    in_scratch = [x for x in chosen if x not in known.kept]
     known, around = replace(known, kept=known.kept.union(in_scratch)), known.fetching
     over = [i for i in cone if c in i.reduce or i.scan == c]
     here = [o for o in outputs if c in o.axes]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tilewright.analysis.needed_checks import unsafe_parts
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, cost, walk
 from tilewright.ir.form import Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 
 
 def choose_scratch(
-    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule
-) -> list[Expr]:
+    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule,
+    sizes: Sequence[Expr],
+) -> list[Expr]:  # fmt: skip
     """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least
-    `Memory.scratch_cost`."""
+    `Memory.scratch_cost`. What is there is read under other conditions than it was written, so all of it is written:
+    what may fail (`sizes` are those of the parameters) has to be meant without a condition somewhere."""
     if not schedule.memory.scratch_cost:
         return []
     first: dict[Expr, int] = {}
@@ -25,8 +28,24 @@ def choose_scratch(
             first.setdefault(x, passes[i.id])
     moving = {i.id: passes[i.id] for i in cone if c in i.reduce}
     chosen = [x for x in again if _costly(x, c, schedule) and _final(x, first[x], moving)]
+    if chosen:
+        roots = [b for i in (*cone, *outputs) if c in i.axes for b in i.body]
+        risky = unsafe_parts(roots, sizes) - _meant_everywhere(roots)
+        chosen = [x for x in chosen if x not in risky]
     inner = {y for x in chosen for y in walk(x) if y is not x}
     return [x for x in chosen if x not in inner]
+
+
+def _meant_everywhere(roots: Sequence[Expr]) -> set[Expr]:
+    """The parts of expressions that stand on no side of a choice."""
+    found: set[Expr] = set()
+    todo = list(roots)
+    while todo:
+        x = todo.pop()
+        if x not in found:
+            found.add(x)
+            todo += x.args[:1] if x.op == "where" else x.args
+    return found
 
 
 def _costly(x: Expr, c: Axis, schedule: Schedule) -> bool:

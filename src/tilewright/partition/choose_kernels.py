@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -120,8 +120,12 @@ class RegionPolicy:
         return self.mode == "inside"
 
 
-Judge = Callable[[Mapping[str, tuple[Region, ChosenRegion]]], Collection[str]]
-"""Which of some regions, by their keys, get what was decided for them."""
+Judge = Callable[[Mapping[str, tuple[Region, ChosenRegion]]], Mapping[str, ChosenRegion]]
+"""What regions get in the end, by their keys, told what was decided for each; those without stay as they are."""
+
+
+def _all_as_decided(found: Mapping[str, tuple[Region, ChosenRegion]]) -> Mapping[str, ChosenRegion]:
+    return {key: decided for key, (_, decided) in found.items()}
 
 
 def choose_kernels(
@@ -130,7 +134,7 @@ def choose_kernels(
     rearrange: Rearrange,
     policy: RegionPolicy,
     cache: DecisionCache | None = None,
-    judge: Judge = lambda found: found.keys(),
+    judge: Judge = _all_as_decided,
 ) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
     `cache` knows. A `judge` has the last word."""
@@ -157,14 +161,14 @@ def choose_kernels(
     taken = judge({key: (first[key], decided) for key, decided in known.items()})
     splicer = _Splicer(graph)
     for region, key in keys:
-        if key not in taken:
+        decided = taken.get(key)
+        if decided is None:
             continue
-        decided = known[key]
         if decided.routine is not None:
             splicer.call(region, decided.routine)
         elif decided.kernels:
             splicer.replace(region, decided)
-    chosen = tuple(known[key] for _, key in keys if key in taken)
+    chosen = tuple(taken[key] for _, key in keys if key in taken)
     return ChosenRegions(splicer.graph() if splicer.made else graph, chosen)
 
 

@@ -118,11 +118,11 @@ def _is_known_at_first(op: Op, parts: GraphParts) -> bool:
     todo, seen = [op], {op}
     while todo:
         one = todo.pop()
-        if one.expr is None or one.output.numel is not dims.ONE or one not in parts.inlined:
+        if one.expr is None or one not in parts.inlined:
+            return False
+        if any(v.numel is not dims.ONE for v in (*one.inputs, *one.outputs)):
             return False
         makers = {p for v in one.inputs if (p := parts.producer.get(v)) is not None} - seen
-        if any(v.numel is not dims.ONE for v in one.inputs):
-            return False
         seen |= makers
         todo += makers
     return True

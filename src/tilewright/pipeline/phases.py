@@ -51,11 +51,10 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import SIZES
 
-from .attention import choose_attention
 from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
-from .prices import choose_region_kernels
 from .products import choose_by_model, choose_products
+from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
 from .state import CompileRequest, State
 
 LOG = logging.getLogger("tilewright")
@@ -156,7 +155,8 @@ def _is_timed(state: State) -> bool:
 def _choose_region_kernels(state: State) -> State:
     asked = state.request
     builder = replace(_quiet_builder(state), solver=state.grown)
-    found = choose_region_kernels(state.graph, builder, state.solver, asked.place)
+    trial = _region_trial(state, builder) if _times_products(state) else None
+    found = choose_region_kernels(state.graph, builder, state.solver, asked.place, trial)
     return replace(state, graph=found.graph, regions=found)
 
 
@@ -186,9 +186,15 @@ def _quiet_builder(state: State) -> KernelBuilder:
     )
 
 
-def _choose_attention(state: State) -> State:
+def _region_trial(state: State, builder: KernelBuilder) -> RegionTrial:
     asked = state.request
-    found = choose_attention(state.graph, _quiet_builder(state), asked.place.device, asked.options)
+    clock = asked.place.backend.replay_clock(asked.place.device)
+    assert clock is not None, "asked before (`_times_products`)"
+    return RegionTrial(builder, asked.place.device, asked.options, clock)
+
+
+def _choose_attention(state: State) -> State:
+    found = choose_attention(state.graph, _region_trial(state, _quiet_builder(state)))
     earlier = state.regions.regions if state.regions is not None else ()
     return replace(state, graph=found.graph, regions=replace(found, regions=(*earlier, *found.regions)))
 

@@ -1,10 +1,10 @@
-"""Kernels around contractions, chosen by what kernels, library calls and routines cost on a machine: joins `partition`,
-which asks for prices, with those who know them."""
+"""What kernels around contractions, library calls and routines cost on a machine: joins `partition`, which asks for
+prices, with those who know them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from tilewright.analysis.size_hints import SizeHints
@@ -12,24 +12,19 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.library.cost import call_seconds, touch_seconds
+from tilewright.library.library_graph import without_operand_makers
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
 from tilewright.library.select import call_contractions, is_contraction
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
+from tilewright.partition.choose_kernels import Prices
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import DecisionCache
 from tilewright.partition.provenance import references
-from tilewright.partition.regions import may_have_regions
 from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 from tilewright.rewrite.algebra.search import Search, rearrange
-from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import PARTITION
-
-from .build import KernelBuilder
-from .place import DevicePlace
-from .trial import CoverTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +41,6 @@ class MeasuredCache:
         self.cache.put(f"{task}\n{self.place}", decision)
 
 
-def choose_region_kernels(
-    graph: Graph, builder: KernelBuilder, usual: Solver, place: DevicePlace
-) -> ChosenRegions:
-    """The kernels around contractions chosen at the sizes of the `builder`; they must win at the `usual` ones, too. If
-    there are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at `place`."""
-    grown, decisions, options = builder.solver, builder.decisions, usual.options
-    inside, skinny = options.contractions == "inside", grown.scheduler.takes_skinny_products
-    if options.contractions == "library" or not may_have_regions(
-        graph, grown.hints, anywhere=inside, skinny=skinny
-    ):
-        return ChosenRegions(graph)
-    prices = kernel_prices(grown, None if grown is usual else kernel_prices(usual))
-    cache: DecisionCache | None = decisions
-    if options.measure and options.fusion == "full":
-        prices = replace(prices, timed=CoverTrial(builder, place.device))
-        where, known = place.backend.timing_key(place.device, options), builder.tuned.identity
-        # who tunes wants to know the times behind each choice, of which the cache knows nothing
-        tunes = builder.tuned.session is not None
-        cache = None if tunes else MeasuredCache(decisions, f"measured on {where} {known}".rstrip())
-    changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
-    normal = normalise(recognise_masks(graph))
-    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
-    found = choose_kernels(normal, prices, changed, policy, cache)
-    made = any(r.kernels or r.routine for r in found.regions)
-    return found if made else replace(found, graph=graph)
-
-
 def kernel_prices(solver: Solver, usual: Prices | None = None) -> Prices:
     """Modelled seconds at the sizes of `solver`, and at the `usual` ones where these are others."""
     hints = solver.hints
@@ -85,9 +53,7 @@ def kernel_prices(solver: Solver, usual: Prices | None = None) -> Prices:
 
     def routine(region: Graph) -> tuple[float, Graph] | None:
         # A fused routine rounds neither scores nor weights.
-        exact = solver.options.round_intermediates
-        found = None if exact else routine_of(region, solver.target)
-        return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
+        return None if solver.options.round_intermediates else _routine(region, solver)
 
     def spared(region: Graph, kernels: Sequence[Kernel]) -> float:
         stored = _largest((v for k in kernels for v in k.outputs), region, hints)
@@ -114,6 +80,22 @@ def rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tup
         *("rule: quotient leaves elements at reductions across rows",) * quotients,
         *refused,
     )
+
+
+def _routine(region: Graph, solver: Solver) -> tuple[float, Graph] | None:
+    """Seconds of a routine that computes a region, or all of it but what makes its operands, and these as a graph."""
+    fresh = region.fresh_id()
+    if found := routine_of(region, solver.target):
+        return routine_seconds(found, solver.target), as_call(region, found, fresh)
+    apart = without_operand_makers(region)
+    found = routine_of(apart[1], solver.target) if apart is not None else None
+    if apart is None or found is None:
+        return None
+    makers, core = apart
+    operands = tuple(v for op in makers for v in op.outputs if v in core.inputs)
+    first = Graph(region.inputs, makers, operands, region.origins, region.layouts)
+    seconds = routine_seconds(found, solver.target) + library_seconds(first, solver)
+    return seconds, region.with_ops((*makers, *as_call(core, found, fresh).ops))
 
 
 def _largest(values: Iterable[Value], region: Graph, hints: SizeHints) -> int:

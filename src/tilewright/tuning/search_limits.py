@@ -299,6 +299,8 @@ class TrialLimits:
 
     max_modelled_slowdown_ratio: float = 1.4
     """Covers that the model takes for slower than the best one by at most this factor may be faster."""
+    max_doubtful_gain_ratio: float = 4.0
+    """Kernels of a region that the model sees ahead of library calls by at most this factor are timed beside them."""
     max_timed_covers: int = 3
     """Covers that are timed."""
     min_seconds_to_time: float = 1e-4
@@ -337,6 +339,8 @@ class TimerLimits:
     that it is short and finds what was built."""
     min_bound_ratio: float = 0.95
     """A time may be this part of what memory allows at least; one below was not that of the whole work."""
+    drawn_elements: int = 65536
+    """Random numbers that operands are filled with again and again: more than any predictor of branches remembers."""
 
 
 TIMER = TimerLimits()

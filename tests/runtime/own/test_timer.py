@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import symbol
+from tilewright.ir.expr import Expr, symbol
 from tilewright.ir.graph import LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.choose import Pass, TimedOffer
@@ -193,6 +193,26 @@ def test_ways_see_operands_of_the_example_sizes() -> None:
 
     timer(ContentStore(None), rows=77).measure("task", [candidate("a", look)])
     assert seen == {torch.Size([77, 256])}
+
+
+def test_ways_share_operands_and_each_operand_is_another_tensor() -> None:
+    seen: list[list[int]] = []
+
+    def look(x: Tensor, y: Tensor) -> Tensor:
+        seen.append([t.data_ptr() for t in (x, y)])
+        return x + y
+
+    def way(name: str, *wants: tuple[Expr, ...] | None) -> TimedOffer:
+        return TimedOffer(name, LibraryCall(name, look, (Operand(0), Operand(1)), wants=wants), (X, X), ())
+
+    across = (dims.ONE, ROWS)
+    timer(ContentStore(None), rows=64).measure("task", [way("a"), way("b"), way("c", None, across)])
+    first, second, *_ = seen
+    third = next(s for s in seen if s != first)
+    assert first == second
+    assert first[0] != first[1]
+    assert (third[0], third[1]) == (first[0], third[1])
+    assert third[1] not in first
 
 
 def test_if_all_fail_the_first_is_named() -> None:

@@ -3,6 +3,7 @@ interpreter against eager; and machines that do not exist."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 import torch
 from tests.support.corpus import CASES, Case
 from tests.support.lowered import data, execute
+from tests.support.normal_graph import Function
 from tests.support.one_kernel import capture, one_kernel
 
 from tilewright.analysis.size_hints import NO_HINTS
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
 from tilewright.interp import FLOATS, run_program
 from tilewright.ir.expr import Axis, Symbol
 from tilewright.ir.graph import Graph, Value
@@ -22,6 +26,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.rewrite.split.reduction import list_splits
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule.gpu.blocks import fit_tile
@@ -180,3 +185,21 @@ def test_rows_that_begin_anywhere_have_blocks_of_their_own() -> None:
     assert len(usual(wide)) == 2 * len(usual(wide, when)) and not any(v.aligned for v in usual(wide, when))
     (name,) = {s.value.name for s in dims.symbols_of(when) if isinstance(s.value, Symbol)}
     assert [number(when, {name: n}) for n in (992, 1000, 1008, 1001)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "accurate"),
+    [
+        (lambda x: torch.softmax(x, -1), torch.float32, True),
+        (lambda x: torch.softmax(x, -1), torch.float16, False),
+        (lambda x: torch.softmax(x.float(), -1), torch.float16, True),
+        (lambda x: (x > 0).float().exp(), torch.float16, True),
+        (lambda x: torch.softmax(x, -1).half(), torch.float32, False),
+    ],
+)
+def test_exponentials_are_as_exact_as_results_show(
+    function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, accurate: bool
+) -> None:
+    """What is read does not say how exactly results are rounded: weights made of halves may be singles."""
+    graph = normalise(from_fx(trace(Function(function), [torch.randn(8, 96).to(dtype)], [()]).gm))
+    assert solved(graph, PRESETS["sm_90"]).schedule.math.accurate == accurate

@@ -52,10 +52,11 @@ class OnnxProgram:
         for slot, value in zip(self.inputs, args, strict=True):
             env[slot] = value
         symbolic = any(isinstance(a, torch.Tensor) and has_symbols(a) for a in args)
+        known: set[tuple[object, ...]] = set()
         for step in self.steps:
             try:
                 if symbolic and step.order_strides:
-                    result = step.call(*[_with_ordered_strides(env[i]) for i in step.ins])
+                    result = step.call(*[_with_ordered_strides(env[i], known) for i in step.ins])
                 else:
                     result = step.call(*[env[i] for i in step.ins])
             except TilewrightError as error:
@@ -140,8 +141,8 @@ def prune(steps: Sequence[OnnxStep], outputs: Iterable[int]) -> tuple[OnnxStep, 
     return tuple(live)
 
 
-def _with_ordered_strides(value: object) -> object:
-    return order_strides(value) if isinstance(value, torch.Tensor) else value
+def _with_ordered_strides(value: object, known: set[tuple[object, ...]]) -> object:
+    return order_strides(value, known) if isinstance(value, torch.Tensor) else value
 
 
 def _note(error: Exception, label: str) -> None:

@@ -30,7 +30,8 @@ from tilewright.runtime.plan.executable import Executable
 from tilewright.tuning.input_limits import GRAPHS
 
 from .around.frame import frame_of
-from .around.guards import GuardLog, global_hooks
+from .around.guards import GuardLog
+from .around.reached import global_hooks
 from .around.reads import Reads
 from .around.surroundings import Surroundings
 from .asked import asking

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.graph import Operand, Value, bind
 from tilewright.ir.sizes import dims
 from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.pool import running
-from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.runtime.plan.tensors import filled, torch_dtype
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.runtime.store.tuned import Tuned
@@ -42,6 +43,8 @@ REFUSALS = (RuntimeError, MemoryError)
 """What a way raises that does not take these operands on this machine; anything else is a defect and is logged."""
 
 Run = Callable[[], object]
+Made = dict[tuple[int, tuple[int, ...], tuple[int, ...], DType], Tensor]
+"""Operands by place, sizes, strides and type."""
 
 
 @dataclass(slots=True)
@@ -170,15 +173,16 @@ class Timer:
     def _times(self, candidates: Sequence[TimedOffer]) -> tuple[dict[str, float], dict[str, float]]:
         """The best time of each way, and its middle one over its best."""
         runs: dict[str, Run] = {}
-        operands: list[Tensor] = []
+        made: Made = {}
+        operands: dict[int, Tensor] = {}
         with torch.no_grad():
             for candidate in candidates:
-                tensors = self._operands(candidate)
+                tensors = self._operands(candidate, made)
                 run = None if tensors is None else _bound_call(candidate, tensors)
                 if tensors is not None and run is not None and _runs(candidate.name, run):
                     runs[candidate.name] = run
-                    operands += tensors
-            rounds = self._rounds(runs, operands)
+                    operands |= {id(t): t for t in tensors}
+            rounds = self._rounds(runs, list(operands.values()))
             times = {name: min(each) for name, each in rounds.items()}
             spread = {name: statistics.median(each) / times[name] for name, each in rounds.items()}
             for candidate in candidates:
@@ -233,10 +237,18 @@ class Timer:
             best = min(best, time.perf_counter() - began)
         return best + left.work * t.numel() / (self.target.flops / LIBRARY.work_per_chained_instruction)
 
-    def _operands(self, candidate: TimedOffer) -> list[Tensor] | None:
-        """What a way reads; None where there is no memory for it."""
+    def _operands(self, candidate: TimedOffer, made: Made) -> list[Tensor] | None:
+        """What a way reads, each operand another tensor; None where there is no memory for it. Ways share what was
+        `made`: all find the same data in the caches."""
         try:
-            return [self._tensor(v, s) for v, s in self._laid(candidate)]
+            found: list[Tensor] = []
+            for k, (v, strides) in enumerate(self._laid(candidate)):
+                laid = self._sizes(strides if strides is not None else dims.dense_strides(v.shape))
+                key = k, self._sizes(v.shape), laid, v.dtype
+                if key not in made:
+                    made[key] = self._tensor(v, strides)
+                found.append(made[key])
+            return found
         except REFUSALS as refused:
             LOG.info("%s is not timed: %s", candidate.name, str(refused))
             return None
@@ -247,10 +259,12 @@ class Timer:
 
     def _tensor(self, v: Value, strides: Sequence[Expr] | None) -> Tensor:
         """Any values of this shape, ones if they are no floats."""
-        shape, dtype = [self.size(n) for n in v.shape], torch_dtype(v.dtype)
-        laid = [self.size(s) for s in (strides if strides is not None else dims.dense_strides(v.shape))]
-        t = torch.empty_strided(shape, laid, dtype=dtype)
-        return drawn(t) if dtype.is_floating_point else t.fill_(1)
+        laid = self._sizes(strides if strides is not None else dims.dense_strides(v.shape))
+        t = torch.empty_strided(self._sizes(v.shape), laid, dtype=torch_dtype(v.dtype))
+        return filled(t) if t.is_floating_point() else t.fill_(1)
+
+    def _sizes(self, of: Sequence[Expr]) -> tuple[int, ...]:
+        return tuple(map(self.size, of))
 
 
 def _runs(name: str, run: Run) -> bool:

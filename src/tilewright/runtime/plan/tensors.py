@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.dtype import DType
+from tilewright.tuning.search_limits import TIMER
 
 TORCH: dict[str, torch.dtype] = {
     "bool": torch.bool,
@@ -84,6 +85,19 @@ def drawn(t: Tensor, seed: int | None = None) -> Tensor:
     of none, are always the same."""
     generator = torch.Generator(t.device)
     return t.normal_(generator=generator if seed is None else generator.manual_seed(seed))
+
+
+def filled(t: Tensor) -> Tensor:
+    """`t`, new and alone in its storage, filled with ordinary numbers, for clocks: some normal random ones again and
+    again. To draw as many as a large tensor has takes longer than most calls that are timed with it."""
+    flat = torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())
+    done = min(flat.numel(), TIMER.drawn_elements)
+    drawn(flat[:done])
+    while done < flat.numel():
+        more = min(done, flat.numel() - done)
+        flat[done : done + more] = flat[:more]
+        done += more
+    return t
 
 
 def memory_range(t: Tensor) -> tuple[int, int]:

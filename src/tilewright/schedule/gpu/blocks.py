@@ -166,13 +166,19 @@ def schedule_of_blocks(
     )
     math = Math(
         exp2=halves,
-        accurate=not any(v.dtype.is_half for v in form.params) or (multiplied and not halves),
+        accurate=not halves if multiplied else not _rounds_results(form),
         contracted=multiplied,
         merged_selects=not form.folds,
     )
     launch = LaunchConfig(last_power_of_two(blocks.warps), blocks.stages if streamed else 1)
     tiling = Tiling(tuple(plans), shape.lane, peel=False, tail_block=apart)
     return Schedule(tiling, reductions, math=math, launch=launch)
+
+
+def _rounds_results(form: Form) -> bool:
+    """Whether all results that are numbers are rounded to half types, which hides an error of an exponential."""
+    kinds = {form.params[o.param].dtype for o in form.outputs}
+    return any(d.is_half for d in kinds) and all(d.is_half or not d.is_float for d in kinds)
 
 
 def _open(form: Form, tiles: Mapping[Axis, int]) -> bool:

@@ -161,19 +161,22 @@ def has_symbols(x: Tensor) -> bool:
     return any(isinstance(d, torch.SymInt) for d in x.shape)
 
 
-def order_strides(x: Tensor) -> Tensor:
+def order_strides(x: Tensor, known: set[tuple[object, ...]]) -> Tensor:
     """A contiguous copy where torch would have to guess the order of symbolic strides.
 
     Its rule for the strides of elementwise results asks whether a size divides a smaller stride, which becomes a
-    guard that export cannot prove. With static sizes, and with strides of known order, x is returned.
+    guard that export cannot prove. With static sizes, and with strides of known order, x is returned. What is `known`
+    of strides in one trace holds to its end: many tensors have the same ones, and each proof takes its time.
     """
     strides = x.stride()
-    if all(is_static(s) for s in strides):
+    key = tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in strides)
+    if key in known or all(is_static(s) for s in strides):
         return x
     for i, a in enumerate(strides):
         for b in strides[i + 1 :]:
             if not (is_static(a) and is_static(b)) and not surely(a >= b):
                 return x.clone(memory_format=torch.contiguous_format)
+    known.add(key)
     return x
 
 

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch._dynamo import source as sources
 from torch._guards import Guard, Source, TracingContext
 
+from .follower import Follower
 from .frame import Frame
 from .held import ABSENT
-from .reads import Follower, NotWatched, Reads
+from .reads import NotWatched, Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +255,3 @@ _KINDS: Mapping[str, Callable[[Follower, Guarded], None]] = {
     "DUPLICATE_INPUT": _one_object,
 }  # fmt: skip
 """What each kind of guard relies on. A kind that is not here is left to torch."""
-
-
-def global_hooks() -> tuple[Mapping[Any, object], ...]:
-    """The hooks that torch runs around all modules."""
-    held = vars(torch.nn.modules.module)
-    return tuple(held[n] for n in ("_global_forward_hooks", "_global_forward_pre_hooks"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,3 +104,9 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _codes(inner)
+
+
+def global_hooks() -> tuple[Mapping[Any, object], ...]:
+    """The hooks that torch runs around all modules."""
+    held = vars(torch.nn.modules.module)
+    return tuple(held[n] for n in ("_global_forward_hooks", "_global_forward_pre_hooks"))

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from tilewright.runtime.plan.reading import Lies, alike, reader
 
-from .guards import global_hooks
 from .held import ABSENT, Held, comparer
-from .reached import OF_EVERY_MODULE, cells_of, globals_of, leads_to, methods_of, reached
+from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
 from .reads import Reads, identity
 
 _grad = torch.is_grad_enabled

@@ -1,0 +1,182 @@
+"""Kernels around contractions, attention for one: chosen by the model, then, where a clock can tell, beside a library's
+way. A library wins for large sizes where the model errs, a kernel for short sequences where a library has a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tilewright.ir.graph import Graph
+from tilewright.ir.sizes import dims
+from tilewright.library.library_graph import library_graph
+from tilewright.library.select import select
+from tilewright.options import Options
+from tilewright.partition.choose_kernels import (
+    ChosenRegion,
+    ChosenRegions,
+    RegionPolicy,
+    choose_kernels,
+    with_kernels,
+)
+from tilewright.partition.cover import partition
+from tilewright.partition.layout import choose_layouts
+from tilewright.partition.memo import DecisionCache
+from tilewright.partition.regions import Region, may_have_regions
+from tilewright.rewrite.normal.frozen_masks import recognise_masks
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuned import Verdicts
+from tilewright.runtime.store.tuning_file import Entry
+from tilewright.schedule.solver import Solver
+from tilewright.tuning.search_limits import PRODUCTS, TRIAL
+
+from .build import Clock, KernelBuilder
+from .place import DevicePlace
+from .prices import MeasuredCache, kernel_prices, rearranged
+from .replay_trial import ReplayContestant, ReplayTrial
+from .trial import CoverTrial, told
+
+Decided = Mapping[str, tuple[Region, ChosenRegion]]
+"""What was decided for regions, by their keys."""
+Ways = Callable[[Region, ChosenRegion], tuple[Graph, Graph]]
+"""A region in a library's way, and with the kernels that were decided on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTrial:
+    """Times kernels of regions of known sizes on `device` beside a library's way, or recalls what was found."""
+
+    builder: KernelBuilder
+    device: str
+    options: Options
+    clock: Clock
+
+    @property
+    def stores(self) -> bool:
+        """Whether anything may be timed, and what was found before counts."""
+        return self.options.tune_seconds > 0 or self.builder.tuned.session is not None
+
+    def entries(self, found: Decided, ways: Ways, most: float) -> dict[str, Entry]:
+        """By key, whether the kernels are preferred: they take at most `most` of the library's time."""
+        where = self.builder.backend.timing_key(self.device, self.options)
+        verdicts = Verdicts("attention", self.builder.decisions, self.builder.tuned, where, self.stores)
+        known = {key: entry for key in found if (entry := verdicts.get(key)) is not None}
+        left = {key: pair for key, pair in found.items() if key not in known and _has_known_sizes(pair[0])}
+        if not self.stores or not left:
+            return known
+        if not self.builder.tuned.seconds(self.options.tune_seconds):
+            for key in left:
+                verdicts.leave(key)
+            return known
+        trial = ReplayTrial(self.builder, self.device, self.clock)
+        contests = {key: self._contest(*ways(*pair)) for key, pair in left.items()}
+        contests = {key: contest for key, contest in contests.items() if trial.fits(contest)}
+        STATS.timed += len(contests)
+        for key, (library, ours) in zip(contests, trial(list(contests.values())), strict=True):
+            if library is not None and ours is not None:
+                what, wins = told(left[key][1].region), ours <= most * library
+                known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
+                verdicts.put(key, known[key])
+        return known
+
+    def _contest(self, theirs: Graph, ours: Graph) -> tuple[ReplayContestant, ReplayContestant]:
+        price, hints, afar = self.builder.solver.price, self.builder.hints, self.builder.solver.afar
+        return ReplayContestant(partition(theirs, price, hints, afar=afar)), ReplayContestant(
+            partition(ours, price, hints)
+        )
+
+
+def _has_known_sizes(region: Region) -> bool:
+    return all(dims.static(n) is not None for v in (*region.inputs, *region.outputs) for n in v.shape)
+
+
+def choose_region_kernels(
+    graph: Graph, builder: KernelBuilder, usual: Solver, place: DevicePlace, trial: RegionTrial | None = None
+) -> ChosenRegions:
+    """The kernels around contractions chosen at the sizes of the `builder`; they must win at the `usual` ones, too. If
+    there are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at `place`; what
+    was chosen is timed beside the library's calls by `trial`."""
+    grown, decisions, options = builder.solver, builder.decisions, usual.options
+    inside, skinny = options.contractions == "inside", grown.scheduler.takes_skinny_products
+    if options.contractions == "library" or not may_have_regions(
+        graph, grown.hints, anywhere=inside, skinny=skinny
+    ):
+        return ChosenRegions(graph)
+    prices = kernel_prices(grown, None if grown is usual else kernel_prices(usual))
+    cache: DecisionCache | None = decisions
+    if options.measure and options.fusion == "full":
+        prices = replace(prices, timed=CoverTrial(builder, place.device))
+        where, known = place.backend.timing_key(place.device, options), builder.tuned.identity
+        # who tunes wants to know the times behind each choice, of which the cache knows nothing
+        tunes = builder.tuned.session is not None
+        cache = None if tunes else MeasuredCache(decisions, f"measured on {where} {known}".rstrip())
+    changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
+    normal = normalise(recognise_masks(graph))
+
+    def judged(found: Decided) -> dict[str, ChosenRegion]:
+        return _kept(found, normal, trial)
+
+    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
+    found = choose_kernels(normal, prices, changed, policy, cache, judged)
+    made = any(r.kernels or r.routine for r in found.regions)
+    return found if made else replace(found, graph=graph)
+
+
+def _kept(found: Decided, graph: Graph, trial: RegionTrial | None) -> dict[str, ChosenRegion]:
+    """What was decided, without the kernels that a clock finds slower than the library's calls."""
+
+    decisions = {key: decided for key, (_, decided) in found.items()}
+    doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1])}
+    if trial is None or not doubtful:
+        return decisions
+    ways = partial(_ways, graph, select(graph))
+    for key, entry in trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio).items():
+        decided = decisions[key]
+        ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
+        note = f"measured: {ours:.3g} ms, {theirs:.3g} ms as library calls"
+        kernels = decided.kernels if entry["kernels"] is True else ()
+        decisions[key] = replace(decided, kernels=kernels, notes=(note, *decided.notes))
+    return decisions
+
+
+def _ways(graph: Graph, selected: Graph, region: Region, decided: ChosenRegion) -> tuple[Graph, Graph]:
+    origins = {op.origin for op in region.own if op.origin >= 0}
+    return library_graph(region.graph(graph), origins, graph, selected), with_kernels(decided)
+
+
+def _is_doubtful(decided: ChosenRegion) -> bool:
+    """Whether the model may err by what it sees kernels ahead."""
+    ahead = decided.library <= TRIAL.max_doubtful_gain_ratio * decided.seconds
+    return bool(decided.kernels) and ahead and decided.library <= TRIAL.max_seconds_to_time
+
+
+def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
+    """The graph with kernels for attention of known sizes, where they are measured as faster than the library's call.
+    Where nothing can be timed, nothing is chosen."""
+    builder, options = trial.builder, trial.options
+    solver = builder.solver
+    asked = trial.stores or bool(builder.tuned)
+    if not asked or not may_have_regions(graph, solver.hints, attention=True):
+        return ChosenRegions(graph)
+    plain = normalise(recognise_masks(graph))
+    selected = select(plain)
+    normal = replace(plain, layouts=choose_layouts(selected))  # with those of what calls make
+
+    def judged(found: Decided) -> dict[str, ChosenRegion]:
+        near = {key: pair for key, pair in found.items() if _is_near(pair[1])}
+        entries = trial.entries(near, partial(_ways, normal, selected), PRODUCTS.max_preferred_ratio)
+        return {key: found[key][1] for key, entry in entries.items() if entry["kernels"] is True}
+
+    policy = RegionPolicy("inside", solver.target.cores, attention=True)
+    changed = partial(rearranged, sizes=solver.hints.sizes, options=options)
+    where = builder.backend.timing_key(trial.device, options)
+    cache = MeasuredCache(builder.decisions, f"attention beside a library's on {where}")
+    found = choose_kernels(normal, kernel_prices(solver), changed, policy, cache, judged)
+    made = replace(found.graph, layouts=plain.layouts)
+    return replace(found, graph=made) if found.regions else ChosenRegions(graph)
+
+
+def _is_near(decided: ChosenRegion) -> bool:
+    """Whether the model does not take the kernels for much slower than the library."""
+    return decided.seconds <= TRIAL.max_modelled_slowdown_ratio * decided.library

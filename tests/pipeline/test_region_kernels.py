@@ -1,0 +1,80 @@
+"""Kernels of regions stand beside a library by a clock as well as by the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from tests.support.normal_graph import Function
+from torch import Tensor
+
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.ir.graph import Graph
+from tilewright.options import Options
+from tilewright.partition.choose_kernels import ChosenRegions
+from tilewright.pipeline.backends import BACKENDS
+from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.place import DevicePlace
+from tilewright.pipeline.region_kernels import RegionTrial, choose_region_kernels
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.store.cache import ContentStore, default_root
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.solver import Solver
+
+OPTIONS = Options.make({"measure": False, "cache": False})
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.transpose(-1, -2)
+    return torch.softmax(s - 0.1 * torch.sigmoid(s), -1) @ v
+
+
+def captured() -> Graph:
+    inputs = [torch.randn(2, 512, 32) for _ in range(3)]
+    return from_fx(trace(Function(attention), inputs, [(), (), ()]).gm)
+
+
+def chosen(clock: Callable[[Callable[[], object]], float] | None, seconds: int = 5) -> ChosenRegions:
+    target = host_target()
+    solver = Solver(target, OPTIONS)
+    decisions = Decisions(target, ContentStore(default_root(OPTIONS)), OPTIONS, {})
+    builder = KernelBuilder(in_silence, BACKENDS["cpu"], solver, decisions)
+    asked = OPTIONS.replace(tune_seconds=seconds)
+    trial = None if clock is None else RegionTrial(builder, "cpu", asked, clock)
+    return choose_region_kernels(captured(), builder, solver, DevicePlace("cpu"), trial)
+
+
+def clock_of(*times: float) -> Callable[[Callable[[], object]], float]:
+    left = iter(times)
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        return next(left)
+
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"), [((1.0, 0.5), True), ((1.0, 1.01), True), ((1.0, 1.2), False)], ids=str
+)
+def test_the_clock_has_the_last_word(times: tuple[float, float], kept: bool) -> None:
+    """Of what the model sees ahead; calls that are as fast take memory for nothing."""
+    (modelled,) = chosen(None).regions
+    assert modelled.kernels and modelled.seconds < modelled.library
+    found = chosen(clock_of(*times))
+    (region,) = found.regions
+    assert bool(region.kernels) == kept
+    assert any(note.startswith("measured: ") and "as library calls" in note for note in region.notes)
+    assert any(op.kernel is not None and op.kernel >= 0 for op in found.graph.ops) == kept
+
+
+def test_without_a_budget_the_model_decides() -> None:
+    def never(run: Callable[[], object]) -> float:
+        raise AssertionError("nothing is timed")
+
+    (region,) = chosen(never, seconds=0).regions
+    assert region.kernels
+    assert cast(object, region.rearranged) is not None
