@@ -6,6 +6,8 @@ ours as a user gets it, and ours by the model alone. All are captured into CUDA 
 that breaks the fp64 rule does not count. `packed_bytes_per_s` tells how fast the packed weight was read.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import sys

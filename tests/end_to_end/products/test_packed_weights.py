@@ -14,7 +14,7 @@ from tests.support.triton.harness import Built, build, interpret, print_triton, 
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.ir.program import Dot, Load, TileProgram
+from tilewright.ir.program import Dot, Load, Store, TileProgram
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
 from tilewright.target import preset
@@ -127,7 +127,7 @@ def test_ptx(name: str, rows: int, tmp_path: Path) -> None:
     assert "cp.async" in made.text
     assert not made.accesses[8] and made.accesses[128] > sum(made.accesses[n] for n in (16, 32))
     assert not made.facts.spills
-    outputs = {s.buffer.name for s in program.statements() if type(s).__name__ == "Store"}
+    outputs = {s.buffer.name for s in program.statements() if isinstance(s, Store)}
     assert len(outputs) == 1, "no unpacked weight is stored"
 
 
@@ -135,3 +135,24 @@ def test_ptx_of_one_row(tmp_path: Path) -> None:
     _, made = built("stacked", 1, tmp_path)
     assert not made.accesses[8] and made.accesses[128] >= 3
     assert not made.facts.spills
+
+
+def attended(q: Tensor, k: Tensor, k_scale: Tensor, v: Tensor, v_scale: Tensor) -> Tensor:
+    def unpacked(packed: Tensor, scale: Tensor) -> Tensor:
+        w = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(scale.dtype) - 8
+        return (w.unflatten(-1, (scale.shape[-1], -1)) * scale.unsqueeze(-1)).flatten(-2)
+
+    s = (q @ unpacked(k, k_scale).transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    return torch.softmax(s, -1).to(q.dtype) @ unpacked(v, v_scale)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_keys_and_values_of_four_bits(groups: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stored = [torch.randint(0, 256, (1, 2, 64, 32), dtype=torch.uint8) for _ in range(2)]
+    scales = [torch.rand(1, 2, 64, groups).mul(0.05).add(0.01).half() for _ in range(2)]
+    given = [torch.randn(1, 2, 64, 64).half(), stored[0], scales[0], stored[1], scales[1]]
+    made = compiled(attended, given)
+    (kernel,) = made.kernels
+    assert counts(kernel.program) == [2, 2]
+    right(made, attended, given, tmp_path)
