@@ -15,6 +15,7 @@ from tilewright.library.convolution_layout import has_few_channels
 from tilewright.library.offers.offer import has_channels_innermost
 from tilewright.library.select import is_contraction, live_ops, slides
 from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .layout import view_layout
 from .regions import Region, Regions
@@ -329,7 +330,7 @@ def _unpacking_ops(
         inputs |= dict.fromkeys(op.inputs)
     read = sum(hints.estimate(v.numel) * v.dtype.bytes for v in inputs)
     made = hints.estimate(operand.numel) * operand.dtype.bytes
-    return found if read <= PRODUCTS.max_unpacked_ratio * made else set()
+    return found if read <= GPU_MATMUL.max_unpacked_ratio * made else set()
 
 
 def _unpacks(

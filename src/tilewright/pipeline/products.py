@@ -24,6 +24,7 @@ from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import PRODUCTS
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .build import KernelBuilder
 from .prices import library_seconds
@@ -95,7 +96,7 @@ def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
     if not proposed:
         return None
     best, library = proposed[0], library_seconds(task.region, solver)
-    if best.seconds > PRODUCTS.max_modelled_ratio * library:
+    if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
         return None
     schedule = str(best.solution.schedule)
     return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.parts, timed=False)

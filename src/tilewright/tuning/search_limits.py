@@ -414,10 +414,6 @@ class ProductLimits:
     """Sets of operands that runs take in turns, so that none finds its own in the last cache."""
     max_preferred_ratio: float = 0.98
     """Part of the library's time that a kernel takes at most to be preferred."""
-    max_unpacked_ratio: float = 0.75
-    """Part of an operand's bytes that what it is unpacked from has at most: int8 with scales has about half."""
-    max_modelled_ratio: float = 0.8
-    """Part of the library's modelled time that a kernel takes at most to be preferred where no clock is asked."""
 
 
 PRODUCTS = ProductLimits()

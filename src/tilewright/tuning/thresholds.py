@@ -402,6 +402,8 @@ class GpuMatmulThresholds:
     gathered_operations: int
     running_operations: int
     gathered_registers: float
+    max_unpacked_ratio: float
+    max_modelled_ratio: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")
