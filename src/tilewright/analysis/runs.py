@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
-from tilewright.ir.selection import ElementRun
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
+from tilewright.ir.selection import ElementRun, SharedElement
 from tilewright.ir.sizes import dims
 
 _PLAIN = frozenset(
@@ -31,6 +32,35 @@ def side_by_side(offset: Expr, axes: Sequence[Axis], tile: int) -> int:
     return max(min(r.length, r.multiple) for r in found)
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What an access of blocks of `tile` values of some axes loads: the offset of each word, of which `counts`
+    neighbours along an axis are one."""
+
+    offset: Expr
+    counts: Mapping[Axis, int]
+    tile: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has words along all axes, as a matrix has; what is the same for a row is a vector at most."""
+        found = axes_of(self.offset)
+        return all(axis(a) in found and n < self.tile for a, n in self.counts.items())
+
+    def side_by_side(self) -> int:
+        """See `side_by_side`."""
+        return side_by_side(self.offset, tuple(self.counts), self.tile)
+
+
+def words_of(offset: Expr, axes: Sequence[Axis], tile: int) -> Words:
+    """An offset as that of words, along axes whose blocks begin at multiples of `tile`; sizes that are not known may be
+    multiples of any."""
+    tiles = dict.fromkeys(axes, tile)
+    counts = dict.fromkeys(axes, 1) | {s.axis: s.count for s in shared_elements(offset, axes, tiles, axes)}
+    words = {axis(a): dims.mul(axis(a), dims.integer(n)) for a, n in counts.items() if n > 1}
+    return Words(substitute(offset, words), counts, tile)
+
+
 def hidden_runs(
     offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
 ) -> tuple[ElementRun, ...]:
@@ -44,15 +74,42 @@ def hidden_runs(
     return found if any(r.length > 1 for r in found) else ()
 
 
+def shared_elements(
+    offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
+) -> tuple[SharedElement, ...]:
+    """Along which of the axes in `even` neighbours are one element, and how many: by halving from the whole block."""
+    if not _is_plain(offset):
+        return ()
+    hidden = [a for a in axes if a in even and dims.coefficient(offset, axis(a)) is None]
+    found = (SharedElement(a, _alike(offset, a, tiles[a])) for a in hidden)
+    return tuple(s for s in found if s.count > 1)
+
+
+def _alike(offset: Expr, a: Axis, tile: int) -> int:
+    """How many neighbours along an axis whose blocks begin at multiples of `tile` are one element."""
+    count = tile
+    while count > 1:
+        outer, inner = halved(a, tile, count)
+        if inner not in axes_of(substitute(offset, {axis(a): dims.add(outer, inner)})):
+            return count
+        count //= 2
+    return 1
+
+
+def halved(a: Axis, tile: int, length: int) -> tuple[Expr, Expr]:
+    """An axis whose blocks begin at multiples of `tile` as a multiple of `length` and what is below it."""
+    count = dims.ceildiv(a.extent, dims.integer(tile))
+    outer = Axis("outer", dims.mul(count, dims.integer(tile // length)))
+    inner = Axis("inner", dims.integer(length))
+    return dims.mul(axis(outer), dims.integer(length)), axis(inner)
+
+
 def _run(offset: Expr, a: Axis, tile: int) -> ElementRun:
     """The longest runs along an axis whose blocks begin at multiples of `tile`, by halving."""
-    count = dims.ceildiv(a.extent, dims.integer(tile))
     length = tile
     while length > 1:
-        outer = Axis("outer", dims.mul(count, dims.integer(tile // length)))
-        inner = axis(Axis("inner", dims.integer(length)))
-        place = dims.add(dims.mul(axis(outer), dims.integer(length)), inner)
-        parted = substitute(offset, {axis(a): place})
+        outer, inner = halved(a, tile, length)
+        parted = substitute(offset, {axis(a): dims.add(outer, inner)})
         if dims.coefficient(parted, inner) is dims.ONE:
             return ElementRun(a, length, _multiple(dims.sub(parted, inner)) or length)
         length //= 2

@@ -90,6 +90,18 @@ class ElementRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedElement:
+    """Along the block axis `axis`, each `count` neighbours of a load are one element of memory, as the parts of a
+    packed word are, or what has a scale in common: it is loaded once."""
+
+    axis: Axis
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.axis.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterLoop:
     """A loop over the registers of a block along one axis; one that is `unrolled` is written out."""
 

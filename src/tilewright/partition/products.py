@@ -1,18 +1,20 @@
 """Groups of ops that may share a kernel with a product of matrices: the pointwise ops behind it, as far as one result
 leaves them; other products of the same rows that meet it there (gate and up of a gated MLP), or stand beside it
-(queries, keys and values)."""
+(queries, keys and values); and what unpacks their operands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
+from tilewright.ir.expr import walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
 from tilewright.library.offers.offer import has_channels_innermost
 from tilewright.library.select import is_contraction, live_ops, slides
+from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .layout import view_layout
@@ -28,6 +30,12 @@ class ProductGroup:
     products: tuple[Op, ...]
 
     @property
+    def unpacks(self) -> bool:
+        """Whether it makes an operand of a product, which a library would find in memory."""
+        made = {v for op in self.region.ops for v in op.outputs}
+        return any(v in made for op in self.products for v in op.inputs)
+
+    @property
     def is_fusion(self) -> bool:
         """Whether it holds more than one call of a library does: a captured node, with its bias."""
         return len({op.origin for op in self.region.ops}) > 1
@@ -39,8 +47,8 @@ LIBRARY = ""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What a clock decided for a group: the text of its kernel's schedule, or `LIBRARY`; measured seconds of what was
-    chosen, and of the library's way."""
+    """What a clock decided for a group, or, if it was not `timed`, the model: the text of its kernel's schedule, or
+    `LIBRARY`; seconds of what was chosen, and of the library's way."""
 
     ops: tuple[Op, ...]
     schedule: str
@@ -48,12 +56,14 @@ class ChosenProduct:
     library_seconds: float
     parts: int = 1
     """How many parts of the sum run side by side, in a kernel of their own."""
+    timed: bool = True
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.ops)
         kind = "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
         how = f"{kind} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
-        return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products"
+        said = "" if self.timed else ", by the model"
+        return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +95,10 @@ class _Finder:
     """Grows groups from their products; `readers` are the live ones."""
 
     def __init__(self, graph: Graph, hints: SizeHints) -> None:
-        self.graph, self.regions, self.hints = graph, Regions(graph), hints
         live = live_ops(graph)
+        # A view that only a call would read takes nothing out of a group.
+        regions = Regions(graph.with_ops([op for op in graph.ops if op in live]))
+        self.graph, self.regions, self.hints = graph, regions, hints
         self.readers: dict[Value, list[Op]] = {}
         for op in graph.ops:
             if op in live:
@@ -135,7 +147,17 @@ class _Finder:
             if more is None:
                 break
             own |= more
-        return self.group(best) if best else None
+        return self.group(best | self.unpacking(best, taken)) if best else None
+
+    def unpacking(self, own: set[Op], taken: set[Op]) -> set[Op]:
+        """Ops that make operands of products out of less memory, where the group may have them."""
+        found: set[Op] = set()
+        for op in filter(self.starts, own):
+            for v in dict.fromkeys(op.inputs):
+                more = _unpacking_ops(v, self.producer, self.readers, set(self.kept), self.hints)
+                if more and not more & taken and not self.would_wait(more, own | found):
+                    found |= more
+        return found
 
     def with_siblings(self, groups: Sequence[ProductGroup]) -> Iterator[ProductGroup]:
         """The groups, where a few of one product each that multiply the same rows by as many columns are one."""
@@ -278,3 +300,49 @@ def _sibling_key(group: ProductGroup) -> tuple[object, ...]:
     assert op.expr is not None
     rows = next(r for r in op.expr.reads() if r.value == 0)
     return (op.inputs[0], rows, *(v.shape for v in (*op.inputs, *op.outputs)))
+
+
+def _unpacking_ops(
+    operand: Value,
+    producer: Mapping[Value, Op],
+    readers: Mapping[Value, Sequence[Op]],
+    kept: Set[Value],
+    hints: SizeHints,
+) -> set[Op]:
+    """Pointwise ops that make an operand out of less memory (words of packed numbers, or bytes, with scales), if nobody
+    else reads it; nothing else. `readers` are those of values that somebody reads, `kept` what leaves the graph."""
+    found: set[Op] = set()
+    inputs: dict[Value, None] = {operand: None}
+    while len(found) <= PRODUCTS.max_ops:
+        op = next(
+            (
+                p
+                for v in inputs
+                if (p := producer.get(v)) is not None and _unpacks(p, found, operand, readers, kept)
+            ),
+            None,
+        )
+        if op is None:
+            break
+        found.add(op)
+        for v in op.outputs:
+            inputs.pop(v, None)
+        inputs |= dict.fromkeys(op.inputs)
+    read = sum(hints.estimate(v.numel) * v.dtype.bytes for v in inputs)
+    made = hints.estimate(operand.numel) * operand.dtype.bytes
+    return found if read <= GPU_MATMUL.max_unpacked_ratio * made else set()
+
+
+def _unpacks(
+    op: Op, found: Set[Op], operand: Value, readers: Mapping[Value, Sequence[Op]], kept: Set[Value]
+) -> bool:
+    """Whether an op is pointwise at places that no data decide, and read by those `found` alone, or, of the operand, by
+    one product."""
+    e = op.expr
+    if e is None or op.kernel >= 0 or not e.is_pointwise or len(op.outputs) != 1:
+        return False
+    places = [place for body in e.body for r in walk(body) if r.op == "read" for place in r.args]
+    if any(x.op == "read" for place in places for x in walk(place)):
+        return False
+    by, made = readers.get(op.output, ()), op.output
+    return made not in kept and (len(by) == 1 if made is operand else all(r in found for r in by))

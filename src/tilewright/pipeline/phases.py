@@ -27,6 +27,7 @@ from tilewright.plan.lists import with_lists
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.rewrite.algebra.diagonals import share_diagonals
+from tilewright.rewrite.normal.frozen_progressions import recognise_progressions
 from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import (
     Evaluate,
@@ -53,7 +54,7 @@ from tilewright.tuning.thresholds import SIZES
 
 from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
-from .products import choose_products
+from .products import choose_by_model, choose_products
 from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
 from .state import CompileRequest, State
 
@@ -142,7 +143,8 @@ def _evaluator(state: State) -> Evaluate | None:
 
 
 def _freeze(state: State) -> State:
-    return state.with_graph(freeze(fold_constants(simplify(state.graph), interpret)))
+    folded = fold_constants(simplify(state.graph), interpret)
+    return state.with_graph(freeze(recognise_progressions(folded)))
 
 
 def _is_timed(state: State) -> bool:
@@ -168,6 +170,13 @@ def _times_products(state: State) -> bool:
     options, place = state.request.options, state.request.place
     wanted = options.contractions == "modelled" and options.fusion == "full" and options.measure
     return wanted and place.backend.replay_clock(place.device) is not None
+
+
+def _may_have_product_kernels(state: State) -> bool:
+    """Whether products may become kernels of our own: by the clock, or, where they unpack operands, by the model."""
+    options = state.request.options
+    wanted = options.contractions == "modelled" and options.fusion == "full"
+    return _times_products(state) or (wanted and state.target.language == "triton")
 
 
 def _quiet_builder(state: State) -> KernelBuilder:
@@ -201,9 +210,12 @@ def _choose_products(state: State) -> State:
             graph = phase.run(before).graph if phase.needed(before) else graph
         return graph
 
-    found = choose_products(
-        state.graph, _quiet_builder(state), asked.place.device, asked.options.tune_seconds, improved
-    )
+    builder = _quiet_builder(state)
+    if _times_products(state):
+        seconds = asked.options.tune_seconds
+        found = choose_products(state.graph, builder, asked.place.device, seconds, improved)
+    else:
+        found = choose_by_model(state.graph, builder.solver)
     return replace(state, graph=found.graph, products=found)
 
 
@@ -343,7 +355,7 @@ PHASES: tuple[Phase, ...] = (
         faster=True,
     ),
     Phase("attention", _choose_attention, _times_products, lambda s: s.regions, faster=True),
-    Phase("products", _choose_products, _times_products, lambda s: s.products, faster=True),
+    Phase("products", _choose_products, _may_have_product_kernels, lambda s: s.products, faster=True),
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),

@@ -60,7 +60,7 @@ def kernel_prices(solver: Solver, usual: Prices | None = None) -> Prices:
         held = _largest((op.output for op in region.ops if is_contraction(op)), region, hints)
         return held / solver.target.device.capacity if held > PARTITION.min_spared_ratio * stored else 0.0
 
-    library = partial(_library_seconds, solver=solver)
+    library = partial(library_seconds, solver=solver)
     return Prices(hints, solver.price, library, ideal, usual, routine, solver.notes, spared, guess)
 
 
@@ -94,7 +94,7 @@ def _routine(region: Graph, solver: Solver) -> tuple[float, Graph] | None:
     makers, core = apart
     operands = tuple(v for op in makers for v in op.outputs if v in core.inputs)
     first = Graph(region.inputs, makers, operands, region.origins, region.layouts)
-    seconds = routine_seconds(found, solver.target) + _library_seconds(first, solver)
+    seconds = routine_seconds(found, solver.target) + library_seconds(first, solver)
     return seconds, region.with_ops((*makers, *as_call(core, found, fresh).ops))
 
 
@@ -109,7 +109,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
     return [v for v in outputs if isinstance(v, Value)]
 
 
-def _library_seconds(region: Graph, solver: Solver) -> float:
+def library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
     cover = partition(normalise(call_contractions(region)), solver.price, solver.hints, afar=solver.afar)
     total = 0.0

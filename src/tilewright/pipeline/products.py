@@ -23,9 +23,11 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .build import KernelBuilder
+from .prices import library_seconds
 from .product_ways import (
     ProductTask,
     Proposal,
@@ -48,13 +50,14 @@ def choose_products(
 ) -> ChosenProducts:
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
     About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which
-    there is no time stay a library's, and undecided, but for those that a tuning file decides. `improve` does to calls
-    what the later phases do. Where nothing can be timed, nothing is chosen."""
+    there is no time stay a library's, and undecided, but for those that a tuning file or `choose_by_model` decides.
+    `improve` does to calls what the later phases do."""
     clock = builder.backend.replay_clock(device)
     seconds, tuned = builder.tuned.seconds(seconds), builder.tuned
+    solver = builder.solver
     if clock is None or (seconds <= 0 and not tuned):
-        return ChosenProducts(graph)
-    solver, normal = builder.solver, normalise(graph)
+        return choose_by_model(graph, solver)
+    normal = normalise(graph)
     tasks = tasks_of(normal, improve, solver.hints)
     if not tasks:
         return ChosenProducts(graph)
@@ -73,7 +76,30 @@ def choose_products(
     for task, _ in left:
         if task.key not in known:
             verdicts.leave(task.key)
+            if (modelled := _modelled(task, solver)) is not None:
+                known[task.key] = modelled
     return _with_kernels(normal, graph, tasks, known, solver)
+
+
+def choose_by_model(graph: Graph, solver: Solver) -> ChosenProducts:
+    """The graph with kernels for those groups that unpack operands and that the model takes for much faster so: what a
+    library multiplies lies in memory before, several times as large as what it is unpacked from."""
+    normal = normalise(graph)
+    tasks = [t for t in tasks_of(normal, lambda g: g, solver.hints) if t.groups[0].unpacks]
+    found = {t.key: decided for t in tasks if (decided := _modelled(t, solver)) is not None}
+    return _with_kernels(normal, graph, tasks, found, solver) if found else ChosenProducts(graph)
+
+
+def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
+    """What the model says of a group that unpacks operands; nothing of others, which it knows too little of."""
+    proposed = proposals_of(task, solver) if task.groups[0].unpacks else []
+    if not proposed:
+        return None
+    best, library = proposed[0], library_seconds(task.region, solver)
+    if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
+        return None
+    schedule = str(best.solution.schedule)
+    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.parts, timed=False)
 
 
 def _with_kernels(

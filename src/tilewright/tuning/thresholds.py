@@ -77,6 +77,7 @@ class MaskThresholds:
 
     min_listed_tiles: int
     min_mask_elements: int
+    max_progression_elements: int
     min_times_as_long: int
     min_times_as_large: int
 
@@ -413,6 +414,8 @@ class GpuMatmulThresholds:
     gathered_operations: int
     running_operations: int
     gathered_registers: float
+    max_unpacked_ratio: float
+    max_modelled_ratio: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

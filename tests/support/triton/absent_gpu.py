@@ -58,6 +58,7 @@ class Device:
         """The results, and each kernel with what it was given."""
         sizes = self.sizes(inputs)
         known = {v: _flat(t) for v, t in zip(self.graph.inputs, inputs, strict=True) if isinstance(v, Value)}
+        known |= {v: _flat(t) for v, t in self.cover.graph.constants.items() if isinstance(t, Tensor)}
         jobs: list[Job] = []
         for k in self.kernels:
             given = [known.get(v) if v not in k.kernel.outputs else None for v in k.params]

@@ -93,7 +93,7 @@ class Expressions:
         indices: Indices,
     ) -> None:
         self.index_type = i64 if wide else i32
-        self.symbols, self.tiles, self.lines, self.helpers = symbols, tiles, lines, helpers
+        self.symbols, self.tiles, self.lines, self.helpers = symbols, dict(tiles), lines, helpers
         self.indices = indices
         self.position = {a: k for k, a in enumerate(tiles)}
         self.axes: dict[Axis, Term] = {}
@@ -112,6 +112,10 @@ class Expressions:
     def ordered(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         """Block axes in the order of dimensions."""
         return tuple(sorted({a for a in axes if a in self.position}, key=self.position.__getitem__))
+
+    def divide(self, whole: Axis, part: Axis, tile: int) -> None:
+        """Let `part`, of blocks of `tile`, be an axis in the place of another one."""
+        self.tiles[part], self.position[part] = tile, self.position[whole]
 
     def fit(self, term: Term, wanted: tuple[Axis, ...]) -> Term:
         """`term` with a dimension for each axis of `wanted`, of size 1 where it has none. A scalar stays one."""

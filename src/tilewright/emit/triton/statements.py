@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
-from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.expr import Axis, Expr, axis, substitute
 from tilewright.ir.program import (
     Branch,
     Check,
@@ -29,11 +30,13 @@ from tilewright.ir.program import (
     expressions,
     is_binding,
 )
-from tilewright.ir.selection import MatrixMultiply
+from tilewright.ir.selection import MatrixMultiply, SharedElement
+from tilewright.ir.sizes import dims
 
 from .addresses import BoundAxes
 from .expr import Expressions
 from .reduce import print_merge
+from .repeat import repeated
 from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 MAX_BLOCK_ELEMENTS = 1 << 20
@@ -225,11 +228,16 @@ class Body:
 
     def load(self, s: Load) -> None:
         """Masked lanes touch no memory; a half becomes a single unless it is held as stored."""
-        printer = self.printer
         name = s.descriptor and self.descriptors.get((s.buffer.name, s.descriptor))
         if s.descriptor is not None and name:
             self.define(s.var, self._held(s, self.block(name, s.at, s.descriptor.tile)))
             return
+        found = self.shared_load(s) if s.alike else self.loaded(s)
+        self.define(s.var, self._held(s, found))
+
+    def loaded(self, s: Load) -> Term:
+        """The elements of an access as memory has them."""
+        printer = self.printer
         mask, offset = self.mask(s.mask), self.offset(s)
         other = None
         if s.other is not None and mask is not None:
@@ -240,8 +248,39 @@ class Body:
             text += f", mask={printer.fit(mask, wanted).text}"
         if other is not None:
             text += f", other={printer.fit(other, wanted).text}"
-        found = Term(f"tl.load({text})", ATOM, wanted)
-        self.define(s.var, self._held(s, found))
+        return Term(f"tl.load({text})", ATOM, wanted)
+
+    def shared_load(self, s: Load) -> Term:
+        """The same, loaded once for neighbours that are one element. What a whole block has in common has no dimension
+        for it."""
+        places: dict[Expr, Expr] = {}
+        spread: list[tuple[Axis, Axis, int]] = []
+        for shared in s.alike:
+            own, count = self.words(shared), shared.count
+            places[axis(shared.axis)] = dims.mul(axis(own), dims.integer(count))
+            if count < self.printer.tiles[shared.axis]:
+                spread.append((own, shared.axis, count))
+        few = replace(s, offset=substitute(s.offset, places), alike=(), runs=())
+        found = self.loaded(few)
+        for own, whole, count in spread:
+            name = f"u{s.var.id}_{own.name}"
+            self.lines.put(f"{name} = {found.text}")
+            found = repeated(Term(name, ATOM, found.dims), own, whole, count, self.printer)
+        return found
+
+    def words(self, shared: SharedElement) -> Axis:
+        """An axis, bound here, of the elements that neighbours along a block axis are."""
+        printer, a = self.printer, shared.axis
+        size, first = dims.integer(shared.count), self.firsts[a]
+        number = f"{self._number[a]}_{shared.count}"
+        own = Axis(f"w{number}", dims.ceildiv(a.extent, size))
+        tile = printer.tiles[a] // shared.count
+        zero = first.number and first.text == "0"
+        start = first if zero else Term(f"{first.at(PRODUCT)} // {shared.count}", PRODUCT)
+        if tile > 1:
+            printer.divide(a, own, tile)
+        self.bind(Loop(own, dims.ZERO, dims.ZERO, tile, ()), start, number)
+        return own
 
     def block(self, name: str, at: Sequence[Expr], tile: Sequence[int]) -> Term:
         """The block of a descriptor at some indices, with the dimensions that it has here."""

@@ -8,7 +8,14 @@ from enum import Enum
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, make
 from tilewright.ir.reduction import Reduction
-from tilewright.ir.selection import Access, ElementRun, MatrixMultiply, MicroKernel, RegisterLoop
+from tilewright.ir.selection import (
+    Access,
+    ElementRun,
+    MatrixMultiply,
+    MicroKernel,
+    RegisterLoop,
+    SharedElement,
+)
 
 
 class Place(Enum):
@@ -68,7 +75,8 @@ class Load:
     `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
     load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
     of blocks read it. `access`: how the block moves (None: along the vector axis). `runs`: what is to be told of how
-    its elements lie, an entry for each block axis that it may have."""
+    its elements lie, an entry for each block axis that it may have. `alike`: where neighbours are one element of
+    memory, which is loaded once."""
 
     var: Var
     buffer: Buffer
@@ -81,6 +89,7 @@ class Load:
     as_stored: bool = False
     access: Access | None = None
     runs: tuple[ElementRun, ...] = ()
+    alike: tuple[SharedElement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ def _runs(s: Load | Store) -> str:
     return f" in runs of {', '.join(map(str, s.runs))}" if s.runs else ""
 
 
+def _alike(s: Load) -> str:
+    """Where neighbours are one element of memory."""
+    return f", each for {', '.join(map(str, s.alike))}" if s.alike else ""
+
+
 def _nest(s: Nest) -> str:
     """The head of a nest."""
     over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
@@ -79,7 +84,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}{_alike(s)}"
                 read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
                 lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():

@@ -28,7 +28,7 @@ from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
 from .product_sums import add_products
-from .runs import tell_runs
+from .runs import load_once, tell_runs
 from .stores import with_stores_last
 
 MIN_DOT_EXTENT = 16
@@ -60,7 +60,9 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
                 return None
 
     made = add_products(replace(program, body=rewrite_body(program.body, change)))
-    return replace(made, body=tell_runs(made.body, tiles), odd_steps=has_odd_steps(program))
+    sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
+    body = tell_runs(load_once(made.body, tiles, sides), tiles)
+    return replace(made, body=body, odd_steps=has_odd_steps(program))
 
 
 def block_axes(program: TileProgram) -> dict[Axis, int]:

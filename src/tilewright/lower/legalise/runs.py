@@ -1,13 +1,15 @@
-"""Accesses with what is to be told of how their elements lie side by side, which follows from where blocks begin."""
+"""Accesses with what is to be told of how their elements lie side by side, or are one, which follows from where blocks
+begin."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from tilewright.analysis.runs import hidden_runs
-from tilewright.ir.expr import Axis
+from tilewright.analysis.runs import hidden_runs, shared_elements
+from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store
+from tilewright.ir.selection import SharedElement
 from tilewright.ir.sizes import dims
 
 
@@ -34,6 +36,44 @@ def tell_runs(
                 pass
         made.append(s)
     return tuple(made)
+
+
+def load_once(
+    body: Sequence[Stmt],
+    tiles: Mapping[Axis, int],
+    operands: Set[int],
+    even: frozenset[Axis] = frozenset(),
+) -> tuple[Stmt, ...]:
+    """`body` in which a load takes an element that is in several places of its block once: a word of packed numbers,
+    and what is the same for a whole block. Not the `operands` of matrix units, which are whole blocks."""
+    made: list[Stmt] = []
+    for s in body:
+        match s:
+            case Load() if s.descriptor is None and s.var.id not in operands:
+                s = replace(s, alike=_alike(s, tiles, even))
+            case Loop():
+                inside = even | {s.axis} if dims.divisible(s.start, s.tile) else even - {s.axis}
+                s = replace(s, body=load_once(s.body, tiles, operands, inside))
+            case Nest():
+                s = replace(s, body=load_once(s.body, tiles, operands, even))
+            case Branch():
+                yes, no = (load_once(b, tiles, operands, even) for b in (s.body, s.orelse))
+                s = replace(s, body=yes, orelse=no)
+            case _:
+                pass
+        made.append(s)
+    return tuple(made)
+
+
+def _alike(s: Load, tiles: Mapping[Axis, int], even: frozenset[Axis]) -> tuple[SharedElement, ...]:
+    """Along axes that its mask does not have. A word has no more parts than bits, and a float has none."""
+    found = shared_elements(s.offset, _blocks(s.var.axes, tiles), tiles, even)
+    asked = [axes_of(e) for e in (s.mask, s.other) if e is not None]
+    parts = 1 if s.buffer.dtype.is_float else 8 * s.buffer.dtype.bytes
+    return tuple(
+        x for x in found
+        if (x.count <= parts or x.count == tiles[x.axis]) and not any(axis(x.axis) in own for own in asked)
+    )  # fmt: skip
 
 
 def _blocks(axes: Sequence[Axis], tiles: Mapping[Axis, int]) -> tuple[Axis, ...]:

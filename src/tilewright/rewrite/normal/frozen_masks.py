@@ -40,10 +40,11 @@ def recognise_masks(graph: Graph) -> Graph:
                 known[v] = found
     if not known:
         return graph
-    return drop_dead(simplify(graph.with_ops([_without_buffers(op, known) for op in graph.ops])))
+    return drop_dead(simplify(graph.with_ops([without_buffers(op, known) for op in graph.ops])))
 
 
-def _without_buffers(op: Op, known: dict[Value, Expr]) -> Op:
+def without_buffers(op: Op, known: dict[Value, Expr]) -> Op:
+    """An op that has what is `known` of buffers, over their axes, in place of reads of them at plain indices."""
     if op.expr is None or not any(v in known for v in op.inputs):
         return op
 

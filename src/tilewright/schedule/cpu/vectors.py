@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
@@ -196,15 +198,21 @@ def _side(rows: Axis, tile: int, target: Target) -> int:
     return min(CPU_VECTORS.max_rows_side_by_side, CPU_VECTORS.max_states // tile)
 
 
-def pick_lane(form: Form, classes: list[Axis], hints: SizeHints) -> Axis | None:
-    """The class along which most memory is contiguous, None if there is none."""
+def pick_lane(
+    form: Form,
+    classes: list[Axis],
+    hints: SizeHints,
+    step_along: Callable[[Expr, Expr], Expr | None] = dims.coefficient,
+) -> Axis | None:
+    """The class along which most memory is contiguous, None if there is none. `step_along` tells how far neighbours of
+    an access lie apart."""
     score: dict[Axis, int] = {}
     for item in form.items:
         for _, offset in item.accesses():
             used = axes_of(offset)
             weight = hints.estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
             for a in classes:
-                factor = dims.coefficient(offset, axis(a))
+                factor = step_along(offset, axis(a))
                 if factor is dims.ONE:
                     score[a] = score.get(a, 0) + 4 * weight
                 elif factor is not dims.ZERO:

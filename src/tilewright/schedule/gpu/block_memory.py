@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.analysis.contraction import Contraction, contraction, factors, stored_half
+from tilewright.analysis.runs import words_of
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form, Item, reached_folds
@@ -114,7 +116,23 @@ def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
                 )
             else:
                 total += size * product.operand.bytes * (c.stages if plain and looped else 1)
+                total += 0 if plain or not looped else _loaded_ahead(side, (own, product.k), known, c)
     return total + pieces
+
+
+def _loaded_ahead(side: Expr, axes: tuple[Axis, Axis], known: BlockProducts, c: ProductBlocks) -> int:
+    """Bytes of packed words that wait to be made an operand, of all stages."""
+    if c.stages == 1:
+        return 0
+    total = 0.0
+    for x in walk(side):
+        if x.op != "read" or not isinstance(x.value, int) or known.form.params[x.value].dtype.is_float:
+            continue
+        words = words_of(x.args[0], axes, CONTRACTION.min_block_side)
+        if words.is_whole:
+            elements = math.prod(c.tiles[a] for a in axes) / math.prod(words.counts.values())
+            total += elements * known.form.params[x.value].dtype.bytes
+    return int(total) * c.stages
 
 
 def block_of(side: Expr, c: ProductBlocks) -> Expr:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.analysis.runs import words_of
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, axis
+from tilewright.ir.expr import Axis, Expr, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.vectors import nest_order, pick_lane
-from tilewright.tuning.thresholds import GPU_BLOCKS
+from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,11 @@ def shape_of(form: Form, hints: SizeHints) -> Shape:
     classes = form.classes()
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
     wide = [a for a in classes if a in grid or not is_narrow(a)]
-    lane = pick_lane(form, wide, hints) or _stored_along(form, wide) or pick_lane(form, classes, hints)
+    lane = (
+        pick_lane(form, wide, hints, _step_along)
+        or _stored_along(form, wide)
+        or pick_lane(form, classes, hints, _step_along)
+    )
     inner = nest_order(form, [a for a in classes if a not in grid], lane)
     across = None
     if lane in grid and not any(i.is_fold for i in form.items):
@@ -46,6 +51,15 @@ def shape_of(form: Form, hints: SizeHints) -> Shape:
         if lane is not None and dims.coefficient(offset, axis(lane)) is dims.ONE
     ]
     return Shape(tuple(grid), tuple(inner), next(iter(scans), None), lane, across, min(widths, default=4))
+
+
+def _step_along(offset: Expr, a: Expr) -> Expr | None:
+    """How far neighbours lie apart; where several are one word of memory, how far words do."""
+    found = dims.coefficient(offset, a)
+    if found is not None or not isinstance(a.value, Axis):
+        return found
+    words = words_of(offset, (a.value,), CONTRACTION.min_block_side)
+    return dims.coefficient(words.offset, a) if words.counts[a.value] > 1 else None
 
 
 def is_narrow(a: Axis) -> bool:

@@ -1,7 +1,7 @@
 """Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
 
     seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
-    terms   = multiply, shared, L2, device, arrival, gathering
+    terms   = multiply, shared, L2, device, arrival, gathering, unpacking
 
     multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
     shared   = rounds * bytes that matrix units read and copies write / (bandwidth / cores)
@@ -9,6 +9,7 @@
     device   = what waves of blocks read that share rows and columns of operands, / bandwidth
     arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
     gathering = rounds * elements that no copy takes * operations for each / (rate of threads / cores)
+    unpacking = rounds * elements that are made of others * operations for each / (rate of threads / cores)
 
 A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
 """
@@ -17,22 +18,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilewright.analysis.contraction import contraction, product_sides
-from tilewright.analysis.runs import side_by_side
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import listed_tiles
 from tilewright.ir.dtype import DType, f32
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
+from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
+from .operand_work import operand_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class PlainProduct:
     sums: tuple[int, ...]
     operand: DType
     operands: Mapping[Axis, int]
+    loaded_bytes: Mapping[Axis, float]
+    """Of an element of each side: a packed one has less than the half that is made of it."""
+    operations: Mapping[Axis, float]
+    """Which make an element of each side of what is loaded."""
     gathered: frozenset[Axis]
     """The sides of which threads load single elements, since none lie side by side that could be copied at once."""
     walked: Axis | None = None
@@ -147,15 +152,13 @@ def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None
         return None
     read = {(a, e) for c in made for a, e in ((c.m, c.left), (c.n, c.right))}
     operands = Counter(a for a, _ in read)
-    gathered = frozenset(a for a, e in read if _is_gathered(e, (a, k), made[0].operand))
-    return PlainProduct(form, m, n, k, batch, tuple(sides), made[0].operand, operands, gathered, walked)
-
-
-def _is_gathered(operand: Expr, axes: Sequence[Axis], dtype: DType) -> bool:
-    """Whether fewer elements of an operand lie side by side than the smallest copy takes."""
-    offsets = [x.args[0] for x in walk(operand) if x.op == "read"]
-    least = GPU_COST.min_copy_bytes // dtype.bytes
-    return any(side_by_side(offset, axes, CONTRACTION.min_block_side) < least for offset in offsets)
+    works = [(a, operand_work(e, (a, k), form.params, made[0].operand)) for a, e in read]
+    gathered = frozenset(a for a, work in works if work.gathered)
+    loaded = {side: sum(w.loaded_bytes for a, w in works if a is side) for side in (m, n)}
+    operations = {side: sum(w.operations for a, w in works if a is side) for side in (m, n)}
+    return PlainProduct(
+        form, m, n, k, batch, tuple(sides), made[0].operand, operands, loaded, operations, gathered, walked
+    )
 
 
 def _sides(item: Item, walked: Axis | None) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
@@ -192,7 +195,8 @@ def matmul_seconds(
     """Modelled seconds of one launch, which reads and writes `moved` bytes once, if somebody has counted them."""
     model = _Model(product, tiles, target, hints, bytes_once(product.form, hints) if moved is None else moved)
     terms = (
-        model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering()
+        model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering(),
+        model.unpacking(),
     )  # fmt: skip
     loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
     return target.launch_seconds + model.waiting() + max(terms) + loss
@@ -219,7 +223,10 @@ class _Model:
         size = product.operand.bytes
         self.row_bytes = tiles.height * product.operands[tiles.rows] * size
         self.column_bytes = tiles.width * product.operands[tiles.columns] * size
-        """Bytes of a block's rows, and of its columns, for each product of a sum."""
+        """Bytes of a block's rows, and of its columns, for each product of a sum, as units take them."""
+        self.loaded_rows = tiles.height * product.loaded_bytes[tiles.rows]
+        self.loaded_columns = tiles.width * product.loaded_bytes[tiles.columns]
+        """The same, as they are loaded."""
 
     def turns(self, a: Axis) -> int:
         return -(-max(1, self.hints.estimate(a.extent)) // self.tiles.blocks.tiles[a])
@@ -262,7 +269,7 @@ class _Model:
     def last_cache(self) -> float:
         """What all blocks copy of their operands."""
         cache = self.target.level(MemoryKind.L2)
-        moved = self.count * self.steps * self.depth * (self.row_bytes + self.column_bytes)
+        moved = self.count * self.steps * self.depth * (self.loaded_rows + self.loaded_columns)
         if cache is None:
             return 0.0
         return moved / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio * self.reached)
@@ -288,6 +295,12 @@ class _Model:
         operations = self.rounds * self.steps * elements * GPU_MATMUL.gathered_operations
         return 2 * operations * self.target.cores / self.target.flops
 
+    def unpacking(self) -> float:
+        """What threads compute to make operands of what they load."""
+        of = self.product.operations
+        each = self.tiles.height * of[self.tiles.rows] + self.tiles.width * of[self.tiles.columns]
+        return 2 * self.rounds * self.steps * self.depth * each * self.target.cores / self.target.flops
+
     def waiting(self) -> float:
         """Each step ends at a barrier, which the steps ahead hide, or without these waits for memory; a block begins
         and ends alone, with its first operands and its results under way."""
@@ -301,16 +314,16 @@ class _Model:
     def _steps_ahead(self) -> int:
         return max(1, min(self.steps, self.stages - 1))
 
-    def _copied_ahead(self) -> int:
+    def _copied_ahead(self) -> float:
         """Bytes that a block has under way."""
-        return self.depth * (self.row_bytes + self.column_bytes) * self._steps_ahead()
+        return self.depth * (self.loaded_rows + self.loaded_columns) * self._steps_ahead()
 
-    def _read_again(self, room: int) -> int:
+    def _read_again(self, room: int) -> float:
         """Bytes that are read more than once, since the last cache has no room for all operands: blocks of a wave share
         rows and columns, those of different waves share nothing."""
         rows, columns = self.grid
         depth = self.product.depth(self.hints)
-        once = (rows * self.row_bytes + columns * self.column_bytes) * depth
+        once = (rows * self.loaded_rows + columns * self.loaded_columns) * depth
         if once <= room:
             return 0
         wave = min(rows * columns, self.target.cores * self.together)
@@ -319,7 +332,7 @@ class _Model:
         high = min(rows, max(high, -(-wave // wide)))
         waves = -(-rows * columns // wave)
         batch = max(1, self.count // (rows * columns))
-        all_waves = waves * (high * self.row_bytes + wide * self.column_bytes) * depth
+        all_waves = waves * (high * self.loaded_rows + wide * self.loaded_columns) * depth
         return batch * max(0, all_waves - once)
 
 

@@ -1,0 +1,42 @@
+"""What a block loads and computes for an operand of a product: a matrix as it lies in memory, or one that is unpacked
+on the way (words of packed numbers, with scales)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.analysis.runs import side_by_side, words_of
+from tilewright.ir.dtype import DType, i64
+from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
+from tilewright.ir.graph import Value
+from tilewright.tuning.thresholds import CONTRACTION, GPU_COST
+
+
+@dataclass(frozen=True, slots=True)
+class OperandWork:
+    """For each element of an operand: bytes that are loaded, and operations that make it of them. `gathered`: threads
+    load single elements, since none lie side by side that could be copied at once."""
+
+    loaded_bytes: float
+    operations: float
+    gathered: bool
+
+
+def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], dtype: DType) -> OperandWork:
+    """The work of an operand over two classes, which products take as numbers of type `dtype`. What is made of floats
+    counts as if it lay in memory."""
+    tile, whole = CONTRACTION.min_block_side, {axis(a) for a in axes}
+    reads = [x for x in walk(operand) if x.op == "read" and isinstance(x.value, int)]
+    words = [
+        (words_of(x.args[0], axes, tile), params[x.value].dtype) for x in reads if isinstance(x.value, int)
+    ]
+    packed = [(w, of) for w, of in words if not of.is_float and w.is_whole]
+    if not packed:
+        least = GPU_COST.min_copy_bytes // dtype.bytes
+        return OperandWork(dtype.bytes, 0.0, any(side_by_side(x.args[0], axes, tile) < least for x in reads))
+    loaded = sum(of.bytes / math.prod(w.counts.values()) for w, of in packed)
+    gathered = any(w.side_by_side() * of.bytes < GPU_COST.min_copy_bytes for w, of in packed)
+    made = [x for x in walk(operand) if x.op in SCALARS and x.dtype is not i64 and axes_of(x) >= whole]
+    return OperandWork(loaded, sum(SCALARS[x.op].cost for x in made), gathered)
