@@ -141,6 +141,8 @@ def _show(request: CommandRequest, trial: CheckedModel, verdict: TreeVerdict) ->
 def _show_finding(request: CommandRequest, found: Finding) -> None:
     screen, culprit = request.screen, found.culprit
     screen.line(f"wrong by: {culprit}", style="bold red")
+    if found.number == 1 and not culprit.ops:
+        screen.line(ALREADY)
     screen.line(f"found in {found.runs} runs among {len(found.candidates)} candidates")
     if culprit.detail:
         screen.block(culprit.detail)
@@ -151,6 +153,10 @@ def _show_finding(request: CommandRequest, found: Finding) -> None:
     }  # fmt: skip
 
 
+ALREADY = (
+    "the captured program, which torch runs op by op, errs as much, and no op of it by itself: what torch made of the "
+    "program rounds otherwise than eager, or k is smaller than eager's own differences"
+)
 SAME = "it is right now, though printed as it was: what was built then is not in the cache, or it fails by chance"
 OTHER = "it is right now, and another one than it was then"
 
