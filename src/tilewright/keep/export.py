@@ -58,6 +58,11 @@ def export(
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
+        if "does not require grad" in lines[0]:  # exported without gradients, as all that is kept
+            raise UnsupportedError(
+                "a program that takes gradients cannot be kept: files are for inference", phase="save",
+                hint="keep the model itself, and compile the training step where it runs",
+            ) from error  # fmt: skip
         raise UnsupportedError(
             f"torch cannot export the program: {lines[0]}", phase="save",
             hint="export it yourself with torch.export, compile that, and save it",

@@ -18,6 +18,7 @@ from tilewright.cli.request import CommandRequest, ExitCode
 from tilewright.cli.work import compile_for, prepared, threads_of
 from tilewright.errors import InputError
 from tilewright.report.records import Compiled
+from tilewright.runtime.call.model import CompiledModel
 
 from . import training
 from .departure import first_departure, peers_of, show_failure, show_peers
@@ -40,7 +41,7 @@ class CheckedModel:
 
 def _trained(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
     """A training step: compiled, as torch runs it, and in float64."""
-    if isinstance(model.target, Path):
+    if isinstance(model.target, Path | CompiledModel):
         raise InputError(
             "a file has no parameters to train", phase="check", hint="give package.module:function"
         )
