@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -54,7 +55,9 @@ def export(
     module = target if isinstance(target, nn.Module) else _Function(target)
     dynamic = _by_parameter(module, dims_of_args, dims_of_kwargs) if free else None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # of recurrent layers, whose own list of weights holds the parameters themselves
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? \S*_flat_weights")
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
