@@ -101,7 +101,7 @@ def test_explain_shows_all_in_order_with_a_reason_and_a_share(here: Path) -> Non
 
 
 def test_explain_names_the_slowest_and_what_it_waits_for(here: Path) -> None:
-    facts = told("explain", "verbs_net:make", "--time", "--dim", "x:0=rows[2..64]")
+    facts = told("explain", "verbs_net:make", "--time")
     assert {s["bound_by"] for s in facts["steps"]} <= {"memory", "arithmetic", "exponentials", "its start"}  # type: ignore[attr-defined, union-attr]
     (slowest,) = facts["slowest"]  # type: ignore[misc]
     assert slowest.startswith("slowest: #") and "of all; bound by" in slowest and "ends there as" in slowest
