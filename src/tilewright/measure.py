@@ -15,6 +15,7 @@ import importlib
 import math
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -407,12 +409,27 @@ def _model_file(workload: Workload) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         # A copy: modules that ask whether they are traced keep what they found out, and later contestants would
-        # see it. The exporter is the one that needs no further package; it warns about itself, on stderr too.
+        # see it. The exporter is the one that needs no further package; it warns about itself, on stderr too, and
+        # prints the graph that it fails on.
         module = copy.deepcopy(workload.target)
-        with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink), warnings.catch_warnings():
+        with open(os.devnull, "w") as sink, _printing_to(sink), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(module, workload.inputs, str(path), dynamo=False)
         yield path
+
+
+@contextlib.contextmanager
+def _printing_to(sink: TextIO) -> Generator[None]:
+    """What is printed inside goes there: by Python on both streams, by native code on the first."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    try:
+        os.dup2(sink.fileno(), 1)
+        with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+            yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def flatten(result: object) -> tuple[torch.Tensor, ...]:

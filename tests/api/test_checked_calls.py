@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 import tilewright
-from tilewright.errors import InputError, ModelError
+from tilewright.errors import InputError, ModelError, UnsupportedError
 from tilewright.ways import files
 
 
@@ -99,11 +99,14 @@ def test_what_a_call_refuses_is_explained_every_time(tmp_path: Path) -> None:
     assert len(kinds) == 2 and kinds[0] is kinds[1]
 
 
-def test_inputs_that_ask_for_gradients_get_results_without(tmp_path: Path) -> None:
+def test_an_input_that_asks_for_a_gradient_is_refused(tmp_path: Path) -> None:
     model = tilewright.compile(_saved(tmp_path, helper.make_node("Sub", ["a", "b"], ["y"]), [["n", 3]] * 2))
     a, b = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
     for _ in range(3):
-        assert not model(a, b).requires_grad  # type: ignore[attr-defined]
+        with torch.no_grad():
+            assert torch.equal(model(a, b), a - b)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match=r"gradient .*input a.*no_grad"):
+            model(a, b)
 
 
 def test_a_graph_made_with_one_tensor_for_two_inputs_serves_two(tmp_path: Path) -> None:

@@ -165,6 +165,20 @@ def test_other_sizes_are_told_with_dims_that_avoid_them() -> None:
         fast(torch.ones(5, 3).double(), torch.ones(5, 3).double())  # no matter of sizes
 
 
+def test_a_range_may_begin_at_1_and_stands_in_what_is_told() -> None:
+    for first in (1, 3):
+        tilewright.reset()  # torch remembers which dims have changed
+        fast = tilewright.compile(nn.ReLU(), dims={"input": {0: ("batch", 1, 8)}})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for n in (first, 1, 3, 8):
+                assert torch.equal(fast(torch.ones(n, 3)), torch.ones(n, 3))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"batch is 9.*Hint"):
+            fast(torch.ones(9, 3))
+        with pytest.warns(RecompileWarning, match=r"dims=\{'input': \{0: \('batch', 1, 8\), 1: 'size0'\}\}"):
+            fast(torch.ones(4, 2))
+
+
 def test_dims_that_are_named_cause_no_warning() -> None:
     fast = tilewright.compile(doubled(), dims={"x": {0: "rows"}, "y": {0: "rows"}})
     with warnings.catch_warnings():

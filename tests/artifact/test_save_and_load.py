@@ -156,6 +156,10 @@ def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
             return while_loop(lambda n, x: n > 0, lambda n, x: (n - 1, x * 2), (n, x))
 
     looped = torch.export.export(Doubles(), (torch.tensor(5), x))
+    w, x = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+    step = tilewright.compile(lambda w, x: torch.autograd.grad((x @ w).square().sum(), w)[0], (w, x))
+    with pytest.raises(UnsupportedError, match="takes gradients cannot be kept.*where it runs"):
+        tilewright.save(step, tmp_path / "step.tw")
     with pytest.raises(UnsupportedError, match="a loop cannot be kept"):
         tilewright.save(tilewright.compile(looped), tmp_path / "x.tw")
     with pytest.raises(InputError, match="compiled yet"):

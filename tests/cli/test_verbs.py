@@ -26,6 +26,8 @@ def alike():
     return lambda *xs: [x.cumsum(0) for x in xs], tuple(torch.randn(50000) for _ in range(5))
 def product():
     return torch.nn.Linear(32, 32), (torch.randn(4, 32),)
+def shifted():
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.ReLU()).eval(), (torch.randn(4, 8),)
 """
 
 
@@ -105,6 +107,28 @@ def test_explain_names_kernels_that_are_one_launch(here: Path) -> None:
     assert "one launch each: k0 x5" in invoke("explain", "verbs_net:alike").output
     facts = told("explain", "verbs_net:alike", "--time")
     assert all(s["measured_us"] > 0 for s in facts["steps"]), "each is timed by itself"  # type: ignore[attr-defined]
+
+
+def test_explain_names_the_slowest_and_what_it_waits_for(here: Path) -> None:
+    facts = told("explain", "verbs_net:make", "--time")
+    assert {s["bound_by"] for s in facts["steps"]} <= {"memory", "arithmetic", "exponentials", "its start"}  # type: ignore[attr-defined, union-attr]
+    (slowest,) = facts["slowest"]  # type: ignore[misc]
+    assert slowest.startswith("slowest: #") and "of all; bound by" in slowest and "ends there as" in slowest
+
+
+def test_an_artifact_is_a_model_to_every_verb_that_tells_of_one(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("compile", "verbs_net:shifted", "-o", "kept.tw").exit_code == 0
+    assert told("explain", "kept.tw")["steps"][0]["bound_by"]  # type: ignore[index]
+    assert told("report", "kept.tw", "--no-time")["report"]["graphs"][0]["machine"]  # type: ignore[index]
+    timed = told("bench", "kept.tw", "--against", "onnxruntime", "--seconds", "0.02")
+    assert "onnxruntime" in timed["not_available"]  # type: ignore[operator]
+    assert "IR graph" not in capfd.readouterr().out, "torch's exporter prints what it fails on"
+
+
+def test_an_option_of_a_wrong_value_is_named_as_it_was_given(here: Path) -> None:
+    assert "(at --option fusion)" in invoke("run", "verbs_net:make", "--option", "fusion=all").output
 
 
 def test_source_has_no_stray_characters(here: Path) -> None:

@@ -11,7 +11,7 @@ from tilewright.errors import ArtifactError
 from tilewright.interp.graph import bind
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.graph import Graph, Operand, Value
-from tilewright.ir.kernel import LibraryStep
+from tilewright.ir.kernel import LibraryStep, Step
 from tilewright.ir.sizes.host import Number, number
 from tilewright.library.select import library_cover
 from tilewright.runtime.plan.arguments import Argument
@@ -44,7 +44,7 @@ class EagerProgram(nn.Module):
             cast("Mapping[int, Tensor | int]", writes), given.written, given.constants,
         )  # fmt: skip
         constants = [self.get_buffer(f"constant{k}") for k in range(len(graph.constants))]
-        runs = _OpByOp(graph, constants)
+        runs = _OpByOp(graph, self._fixed.steps, constants)
         return ProgramCall(form, runs).run(form.flatten(args, kwargs), None)
 
 
@@ -53,6 +53,7 @@ class _Fixed:
 
     def __init__(self, graph: Graph, form: CallForm) -> None:
         self.graph, self.form = graph, form
+        self.steps = library_cover(graph).steps
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Fixed:
         return self
@@ -63,8 +64,8 @@ class _OpByOp:
 
     written: tuple[int, ...] = ()
 
-    def __init__(self, graph: Graph, constants: Sequence[Tensor]) -> None:
-        self._graph, self._constants = graph, constants
+    def __init__(self, graph: Graph, steps: Sequence[Step], constants: Sequence[Tensor]) -> None:
+        self._graph, self._steps, self._constants = graph, steps, constants
 
     def admits(self, args: Sequence[Argument]) -> bool:
         """As torch sees it when it runs."""
@@ -83,7 +84,7 @@ class _OpByOp:
         for v in graph.inputs:
             if isinstance(v, Value):
                 bind(v, tuple(cast(Tensor, values[v]).shape), cast("dict[str, int | float]", sizes))
-        for step in library_cover(graph).steps:
+        for step in self._steps:
             if isinstance(step, LibraryStep):
                 _run(step, values, sizes)
         results = [self._result(o, values, sizes) for o in graph.outputs]

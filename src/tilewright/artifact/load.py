@@ -28,7 +28,7 @@ from tilewright.plan.data import Launches, Plan
 from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
-from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given
+from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given, usable_cores
 from tilewright.runtime.cuda import driver
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs
@@ -37,7 +37,7 @@ from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
-from tilewright.target import preset
+from tilewright.target import Target, preset
 from tilewright.tuning.text_limits import TEXTS
 
 from . import machine
@@ -221,7 +221,12 @@ class _Loader:
         executable = self._executable(plan, constants, unit, Guards(False, interface.conditions), place)
         call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
         reports = partial(read_reports, file, f"{name}.report{self.target.suffix}")
-        return LoadedGraph(interface, call, reports, partial(self._captured, name))
+        return LoadedGraph(interface, call, reports, partial(self._captured, name), self._machine())
+
+    def _machine(self) -> Target:
+        """What it has code for, with the cores that are here."""
+        made_for = preset(self.target.name)
+        return made_for if self.device is not None else made_for.resized(cores=usable_cores())
 
     def _executable(
         self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, guards: Guards, place: str

@@ -78,4 +78,4 @@ def _graph(file: Container, name: str, kind: str, options: Options, *, trusted: 
         raise damaged("the graph gives other results than calls return", place)
     call = ProgramCall(interface.form, built.executable)  # pyright: ignore[reportArgumentType]
     told = SavedReports(built.coverage, built.kernels, built.calls)
-    return LoadedGraph(interface, call, lambda: told, lambda: program, built.trace)
+    return LoadedGraph(interface, call, lambda: told, lambda: program, built.compilation.machine, built.trace)

@@ -20,6 +20,7 @@ from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
+from tilewright.target import Target
 
 if TYPE_CHECKING:
     from tilewright.pipeline.state import CapturedProgram
@@ -36,6 +37,8 @@ class LoadedGraph:
     tell: Callable[[], SavedReports]
     captured: Callable[[], CapturedProgram]
     """Reads the graph that it was compiled from; raises ArtifactError where it is not kept."""
+    machine: Target | None
+    """What its kernels were made for; None: it has none."""
     trace: Trace = field(default_factory=Trace)
     kind: str = "inference"
     cuda_graphs: tuple[str, ...] = ()

@@ -49,7 +49,8 @@ class Suspect:
         """One line."""
         where = f" at {', '.join(self.places)}" if self.places else ""
         value = f", first wrong value {self.value}" if self.value else ""
-        return f"{self.kind} {self.name} ({self.phase}, {self.graph}) of {' '.join(self.ops)}{where}{value}"
+        ops = f" of {' '.join(self.ops)}" if self.ops else ""
+        return f"{self.kind} {self.name} ({self.phase}, {self.graph}){ops}{where}{value}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from tilewright.tuning.timing_limits import MEASUREMENT
 
 from .request import CommandRequest, ExitCode
 from .show import Cell, Json
+from .slowest import Bound, bound_of, seconds_of, slowest_texts
 from .work import (
     call_facts,
     compiled_and_run,
@@ -64,8 +65,14 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
         )
     show_compiled(request, compiled)
     _show_sizes(request, compiled)
-    entries = [e for g in compiled.compilations for e in explained_steps(g, clocks.get(id(g)))]
-    _show_entries(request, entries, everything=everything, timed=timed)
+    threads = threads_of(request)
+    found = [
+        (e, bound_of(e, g.machine, threads))
+        for g in compiled.compilations
+        for e in explained_steps(g, clocks.get(id(g)))
+    ]
+    entries = [e for e, _ in found]
+    _show_entries(request, entries, [b for _, b in found], everything=everything, timed=timed)
     for graph in compiled.compilations:
         _show_memory(request, graph)
         _show_lists(request, graph)
@@ -155,22 +162,42 @@ def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
 
 
 def _show_entries(
-    request: CommandRequest, entries: Sequence[ExplainedStep], *, everything: bool, timed: bool
+    request: CommandRequest,
+    entries: Sequence[ExplainedStep],
+    bounds: Sequence[Bound | None],
+    *,
+    everything: bool,
+    timed: bool,
 ) -> None:
     screen = request.screen
-    total = sum(e.record.seconds or 0.0 for e in entries)
-    costs = [e.measured if timed and e.measured is not None else e.record.seconds or 0.0 for e in entries]
+    costs = [seconds_of(e, timed) for e in entries]
     most = sorted(range(len(entries)), key=lambda k: -costs[k])
     kept = set(most if everything else most[: TEXTS.max_explained_steps])
-    rows = [_row(k, e, total, timed) for k, e in enumerate(entries) if k in kept]
-    columns = ("#", "runs", "whose", "share", "modelled us", *(("measured us",) if timed else ()))
+    rows = [_row(k, entries[k], bounds[k], sum(costs), timed) for k in sorted(kept)]
+    columns = ("#", "runs", "whose", "share", "modelled us", *(("measured us",) if timed else ()), "bound by")
     columns += ("bytes moved", "lower bound", "ratio", "why it ends there", "ops")
     title = "kernels and calls, in order"
     if len(kept) < len(entries):
         title += f" (the {len(kept)} that cost most of {len(entries)}; --all shows all)"
     screen.table(title, columns, rows)
+    slowest = slowest_texts(entries, bounds, timed)
+    for text in slowest:
+        screen.line(text)
+    _show_totals(request, entries, timed)
+    total = sum(e.record.seconds or 0.0 for e in entries)
+    screen.facts["steps"] = [
+        _facts(k, e, total) | {"bound_by": None if b is None else b.name}
+        for k, (e, b) in enumerate(zip(entries, bounds, strict=True))
+    ]
+    screen.facts["slowest"] = list(slowest)
+
+
+def _show_totals(request: CommandRequest, entries: Sequence[ExplainedStep], timed: bool) -> None:
+    """Bytes and times of all together."""
+    screen = request.screen
     moved, bound = (sum(e.bytes[k] or 0 for e in entries) for k in (0, 1))
     count = sum(e.is_kernel for e in entries)
+    total = sum(e.record.seconds or 0.0 for e in entries)
     screen.line(
         f"{count} kernels and {len(entries) - count} calls move {size(moved)}; lower bound {size(bound)}; "
         f"modelled {total * 1e6:,.1f} us"
@@ -181,7 +208,6 @@ def _show_entries(
             f"measured {measured * 1e6:,.1f} us: each step by the clock, the median of {MEASUREMENT.step_calls} calls "
             "of the whole model; steps that one native call runs otherwise are launched apart"
         )
-    screen.facts["steps"] = [_facts(k, e, total) for k, e in enumerate(entries)]
 
 
 def _why(entry: ExplainedStep) -> str:
@@ -190,16 +216,17 @@ def _why(entry: ExplainedStep) -> str:
     return f"a call ({entry.record.reason})"
 
 
-def _row(k: int, entry: ExplainedStep, total: float, timed: bool) -> Sequence[Cell]:
+def _row(k: int, entry: ExplainedStep, limit: Bound | None, total: float, timed: bool) -> Sequence[Cell]:
     record = entry.record
     moved, bound = entry.bytes
     over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
-    share = f"{record.seconds / total:.1%}" if record.seconds is not None and total else "-"
+    taken = seconds_of(entry, timed)
+    share = f"{taken / total:.1%}" if taken and total else "-"
     measured: tuple[Cell, ...] = (None if entry.measured is None else entry.measured * 1e6,) if timed else ()
     whose = "generated" if entry.is_kernel else cast(CallRecord, record).how
     return (
-        k, record.name, whose, share, microseconds(record), *measured, size(moved), size(bound), over, _why(entry),
-        " ".join(map(str, record.ops)),
+        k, record.name, whose, share, microseconds(record), *measured, "-" if limit is None else limit.name,
+        size(moved), size(bound), over, _why(entry), " ".join(map(str, record.ops)),
     )  # fmt: skip
 
 

@@ -54,7 +54,13 @@ def options_of(request: CommandRequest) -> Options:
     if request.precision is not None:
         given["tf32"] = request.precision == Precision.TF32.value
     base = Options.make(given)
-    typed = Options.make(None, environ)
+    try:
+        typed = Options.make(None, environ)
+    except InputError as bad:  # it names the variable, which nobody has set
+        bad.place = (
+            f"--option {bad.place.removeprefix(PREFIX).lower()}" if bad.place in environ else bad.place
+        )
+        raise
     return base.replace(**{name: getattr(typed, name) for name in texts})
 
 

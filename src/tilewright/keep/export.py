@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -54,10 +55,17 @@ def export(
     module = target if isinstance(target, nn.Module) else _Function(target)
     dynamic = _by_parameter(module, dims_of_args, dims_of_kwargs) if free else None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # of recurrent layers, whose own list of weights holds the parameters themselves
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? \S*_flat_weights")
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
+        if "does not require grad" in lines[0]:  # exported without gradients, as all that is kept
+            raise UnsupportedError(
+                "a program that takes gradients cannot be kept: files are for inference", phase="save",
+                hint="keep the model itself, and compile the training step where it runs",
+            ) from error  # fmt: skip
         raise UnsupportedError(
             f"torch cannot export the program: {lines[0]}", phase="save",
             hint="export it yourself with torch.export, compile that, and save it",

@@ -19,6 +19,8 @@ class TextLimits:
     """Characters of each other part of an error that are shown."""
     max_explained_steps: int = 10
     """Kernels and calls that `explain` shows unless all are asked for."""
+    bytes_told_from: float = 1.05
+    """How many times the least bytes a kernel moves before that is said of the slowest one."""
     max_shown_graphs: int = 10
     """Graphs of a model that a notebook shows."""
     max_named_ops: int = 4

@@ -118,3 +118,16 @@ def test_a_recurrent_layer_without_biases_is_a_loop(layer: type[torch.nn.GRU] | 
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(model, backend="tilewright")(x), model(x))
     assert loops() == [["loop"]]
+
+
+@needs_gradients
+def test_a_trained_lstm_is_a_loop_and_torch_need_not_be_told() -> None:
+    layer, x = torch.nn.LSTM(4, 3, batch_first=True), torch.randn(2, LOOPS.max_unrolled_steps + 1, 4)
+    with torch._dynamo.config.patch(allow_rnn=False):
+        made, (last, _) = tilewright.compile(layer)(x)  # type: ignore[misc]
+    wanted, (end, _) = layer(x)
+    weights = list(layer.parameters())
+    ours = torch.autograd.grad(made.square().sum() + last.sum(), weights)
+    theirs = torch.autograd.grad(wanted.square().sum() + end.sum(), weights)
+    torch.testing.assert_close((made, ours), (wanted, theirs))
+    assert loops() == [["loop"], ["loop"]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 
 
 class Writes(nn.Module):
@@ -41,3 +41,12 @@ def test_what_is_written_lies_apart(made: Callable[[Path], Callable[..., object]
     other = base.clone()
     result, wanted = fast(base[:9], base[9:18]), Writes()(other[:9], other[9:18])
     torch.testing.assert_close((result, base), (wanted, other))
+
+
+@pytest.mark.parametrize("made", [_loaded, _exported])
+def test_no_gradient_is_lost(made: Callable[[Path], Callable[..., object]], tmp_path: Path) -> None:
+    fast, (x, c) = made(tmp_path), torch.randn(2, 9, 7)
+    with pytest.raises(UnsupportedError, match="a gradient is asked for"):
+        fast(x.clone().requires_grad_(), c)
+    with torch.no_grad():
+        fast(x.clone().requires_grad_(), c)

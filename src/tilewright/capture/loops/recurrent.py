@@ -25,7 +25,7 @@ SCANS_DIFFERENTIATE = TorchVersion(torch.__version__) >= "2.13"
 needs none, as most do, without a word: so `tie_states` ones begin ours."""
 
 Layer = Callable[..., tuple[Tensor, object]]
-_NAMES = ("one_layer_rnn", "one_layer_lstm")
+_NAMES = ("one_layer_rnn", "one_layer_lstm", "mkldnn_one_layer_lstm")
 
 
 _computes_again: ContextVar[bool] = ContextVar("_computes_again", default=False)
@@ -49,10 +49,13 @@ def computes_again() -> bool:
 @contextmanager
 def recurrent_loops() -> Generator[None]:
     """While active, torch's rules for RNN, GRU and LSTM layers (those that it does not hand to a library) make one scan
-    of each layer and direction with more than `LOOPS.max_unrolled_steps` steps, gradients included."""
+    of each layer and direction with more than `LOOPS.max_unrolled_steps` steps, gradients included. LSTM layers that
+    are trained are not handed to oneDNN: torch loses there what it saves for its gradient."""
     plain: dict[str, Layer] = {name: getattr(torchs, name) for name in _NAMES}
     setattr(torchs, _NAMES[0], _rnn(plain[_NAMES[0]]))
-    setattr(torchs, _NAMES[1], _lstm(plain[_NAMES[1]]))
+    lstm = _lstm(plain[_NAMES[1]])
+    setattr(torchs, _NAMES[1], lstm)
+    setattr(torchs, _NAMES[2], _inferred(plain[_NAMES[2]], lstm))
     try:
         yield
     finally:
@@ -150,6 +153,18 @@ def _lstm(plain: Layer) -> Layer:
 
         made, last = _scanned(step, list(hidden), inp, params, has_biases, held, reverse)
         return made, tuple(last)
+
+    return layer
+
+
+def _inferred(library: Layer, taken_apart: Layer) -> Layer:
+    """`library` where no gradient is asked for."""
+
+    def layer(
+        inp: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+    ) -> tuple[Tensor, object]:  # fmt: skip
+        trained = torch.is_grad_enabled() and any(t.requires_grad for t in (*hidden, *params))
+        return (taken_apart if trained else library)(inp, hidden, params, has_biases, reverse=reverse)
 
     return layer
 

@@ -18,6 +18,7 @@ from tilewright.cli.request import CommandRequest, ExitCode
 from tilewright.cli.work import compile_for, prepared, threads_of
 from tilewright.errors import InputError
 from tilewright.report.records import Compiled
+from tilewright.runtime.call.model import CompiledModel
 
 from . import training
 from .departure import first_departure, peers_of, show_failure, show_peers
@@ -40,7 +41,7 @@ class CheckedModel:
 
 def _trained(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
     """A training step: compiled, as torch runs it, and in float64."""
-    if isinstance(model.target, Path):
+    if isinstance(model.target, Path | CompiledModel):
         raise InputError(
             "a file has no parameters to train", phase="check", hint="give package.module:function"
         )
@@ -141,6 +142,8 @@ def _show(request: CommandRequest, trial: CheckedModel, verdict: TreeVerdict) ->
 def _show_finding(request: CommandRequest, found: Finding) -> None:
     screen, culprit = request.screen, found.culprit
     screen.line(f"wrong by: {culprit}", style="bold red")
+    if found.number == 1 and not culprit.ops:
+        screen.line(ALREADY)
     screen.line(f"found in {found.runs} runs among {len(found.candidates)} candidates")
     if culprit.detail:
         screen.block(culprit.detail)
@@ -151,6 +154,10 @@ def _show_finding(request: CommandRequest, found: Finding) -> None:
     }  # fmt: skip
 
 
+ALREADY = (
+    "the captured program, which torch runs op by op, errs as much, and no op of it by itself: what torch made of the "
+    "program rounds otherwise than eager, or k is smaller than eager's own differences"
+)
 SAME = "it is right now, though printed as it was: what was built then is not in the cache, or it fails by chance"
 OTHER = "it is right now, and another one than it was then"
 

@@ -84,8 +84,9 @@ class Naming:
         where = f"dim {d.place} of input {d.input}"
         if (d.low is not None and size < d.low) or (d.high is not None and size > d.high):
             raise InputError(
-                f"{d.name} is {size}, outside its range {d.low} .. {d.high}", phase="input", place=where
-            )
+                f"{d.name} is {size}, outside its range {d.low} .. {d.high}", phase="input", place=where,
+                hint="give it a wider range where it is compiled (`dims=`, `--dim`)",
+            )  # fmt: skip
         first, place = sizes.setdefault(d.name, (size, where))
         if first != size:
             raise InputError(f"{d.name} is {first} at {place} and {size} here", phase="input", place=where)

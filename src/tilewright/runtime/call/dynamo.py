@@ -65,8 +65,11 @@ class _Signatures:
     """A backend that writes down what each graph takes and gives, what torch guards for it and when it runs, and says
     where other sizes made another one."""
 
-    def __init__(self, session: Sessions, title: str, parameters: tuple[str, ...]) -> None:
+    def __init__(
+        self, session: Sessions, title: str, parameters: tuple[str, ...], named: Sequence[Dim]
+    ) -> None:
         self._session = session
+        self._named = named
         self._title = title
         self._parameters = parameters
         self.found: list[Signature] = []
@@ -74,10 +77,10 @@ class _Signatures:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         made = signature_of_call(gm, self._parameters)
-        changes = sizes_changed(self.found, made)
+        changes = sizes_changed(self.found, made, self._named)
         self.found.append(made)
         if changes:
-            warn(told(self._title, changes), RecompileWarning)
+            warn(told(self._title, changes, self._named), RecompileWarning)
         number = len(self.found) - 1
         self.guards.compiled(number)
         return self._numbered(self._session.backend(gm, example_inputs), number)
@@ -116,7 +119,7 @@ class TracedWay(ReportsOfParts):
         self.oblivious = oblivious
         self.device: torch.device | None = None
         self.recorder = session.recorder = GraphRecorder()
-        self._watched = _Signatures(session, self.title, _parameters(target))
+        self._watched = _Signatures(session, self.title, _parameters(target), naming.dims)
         self._entered = _own_code_around(target)
         self._compiled = _on_its_own_account(self._entered or target, self._watched)
         self._around: Surroundings | None = None
@@ -206,7 +209,7 @@ class TracedWay(ReportsOfParts):
         example = example_of(args, kwargs)
         if example not in self.examples and len(self.examples) < GRAPHS.max_short_ways:
             self.examples.append(example)
-        with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given)):
+        with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given), self.oblivious):
             try:
                 return self._compiled(*args, **kwargs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -260,7 +263,9 @@ class TracedWay(ReportsOfParts):
                 "accumulated_recompile_limit": GRAPHS.max_per_code_object,
             }
             stack.enter_context(torch._dynamo.config.patch(limits))
-            stack.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+            # recurrent layers are loops, or calls; by itself torch leaves a graph at them
+            asked = {"skip_nnmodule_hook_guards": False, "allow_rnn": True}
+            stack.enter_context(torch._dynamo.config.patch(asked))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))
             if oblivious:
@@ -384,14 +389,16 @@ def _with_own_code(target: Callable[..., object]) -> types.FunctionType:
 
 
 @contextmanager
-def mark_dynamic(places: Iterable[tuple[Dim, Tensor, int]]) -> Generator[None]:
+def mark_dynamic(places: Iterable[tuple[Dim, Tensor, int]], oblivious: bool = False) -> Generator[None]:
     """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
-    stay would rule whatever else is compiled for them."""
+    stay would rule whatever else is compiled for them. Sizes 0 and 1 have graphs of their own unless `oblivious`:
+    torch refuses a range for what it takes as a constant."""
     before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
     try:
         for d, t, place in places:
             before.setdefault(id(t), (vars(t), {name: copy.copy(held) for name, held in vars(t).items()}))
-            torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
+            if d.low is None or oblivious or t.shape[place] > 1:
+                torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
         yield
     finally:
         for held, old in before.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.aliasing.apart import meet
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.runtime.call.fast_path import Direct, Pick, Returned, Short
 from tilewright.runtime.call.fast_path import Runs as RunsFlat
 
@@ -100,13 +100,26 @@ class ProgramCall:
                 place=self._name(i), hint="give a clone() of one of them",
             )  # fmt: skip
 
+    def _check_inference(self, leaves: Sequence[object]) -> None:
+        """Raise UnsupportedError where an argument asks for a gradient, which results that are cut off would lose."""
+        if not torch.is_grad_enabled():
+            return
+        for k, a in enumerate(leaves):
+            if isinstance(a, Tensor) and a.requires_grad:
+                raise UnsupportedError(
+                    "a gradient is asked for, and a program from a file or an export is for inference", phase="input",
+                    place=f"input {self.form.inputs[k]}",
+                    hint="call it under torch.no_grad(), or give x.detach(); to train, compile the module itself",
+                )  # fmt: skip
+
     def _name(self, i: int) -> str:
         leaf = self.form.given[i][0]
         return "a tensor of the program" if leaf is None else f"input {self.form.inputs[leaf]}"
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
         """The program's result for flat arguments. Raises InputError where it would write into what it also reads as
-        another argument."""
+        another argument, UnsupportedError where an argument asks for a gradient."""
+        self._check_inference(leaves)
         arguments, form = self._arguments(leaves), self.form
         self._check_apart(arguments)
         with torch.no_grad():
