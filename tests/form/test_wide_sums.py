@@ -12,7 +12,9 @@ import torch
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
 from tests.support.lowered import form_of
+from tests.support.normal_graph import Function
 from tests.support.one_kernel import build_cases, run
+from torch import Tensor
 
 import tilewright
 from tilewright import accuracy
@@ -181,3 +183,15 @@ def test_a_loop_inside_counts_as_the_chain_that_it_is() -> None:
     schedule = Schedule(Tiling((*classes, ClassPlan(outer, Role.STREAMED), ClassPlan(inner, Role.STREAMED))))
     assert block_lengths(inner, [fold], schedule, nested=True) == ()
     assert block_lengths(outer, [fold], schedule, nested=True) == (1,)
+
+
+def beside_a_running_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    running = y.cumsum(-1)
+    return x.abs().mean(), running / (running.abs() + 1)
+
+
+def test_sums_in_loops_that_cannot_be_cut_are_doubles() -> None:
+    """A mean of many equal terms in one chain of singles would be off in its fifth digit."""
+    x, y = torch.full((2, 4096), 0.1), torch.ones(1, 4096)
+    made = tilewright.compile(Function(beside_a_running_sum), (x, y))(x, y)
+    assert abs(float(made[0]) - float(x[0, 0])) <= 1e-8

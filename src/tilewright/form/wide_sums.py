@@ -1,4 +1,4 @@
-"""Sums of singles in doubles, where terms may cancel.
+"""Sums of singles in doubles, where terms may cancel or a loop cannot be cut.
 
     s[i] = sum over r of x(i, r)        in doubles, rounded once
     s[i] / n                            in doubles, rounded once, where a program divides the sum
@@ -8,6 +8,9 @@ digits, and the mean of equal elements is not that element: no distance from it 
 variance makes the error large. Where a machine adds doubles as fast as memory brings singles, they cost nothing.
 Sums of what is never negative keep their digits, products of blocks have units of their own, and what is made of
 halves, or corrected while it is summed (an online law), stays as it is.
+
+Beside a running fold that takes one element a step, a loop cannot be cut into blocks, and a sum would be one chain of
+all its terms: it is one of doubles as well, whatever the signs and the machine.
 
 Where a sum is taken in parts (`rewrite.split.merge_laws`), the parts are doubles in memory: rounded there, what cancels
 between them would be lost after all.
@@ -23,18 +26,17 @@ from tilewright.ir.dtype import f32, f64
 from tilewright.ir.expr import Expr, call, cast, make, transform, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.reduction import Reduction, sum_
-from tilewright.ir.schedule import Schedule
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.rewrite.split.merge_laws import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES, cancels
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:
-    """The form with `IN_DOUBLES` for the sums of singles whose terms may cancel."""
-    followed = _followed(form)
-    wide = {
-        i.id
-        for i in form.items
-        if i.id not in followed and _may_cancel(i, form) and not _is_product(i, form, schedule)
-    }
+    """The form with `IN_DOUBLES` for the sums of singles in uncut loops, and, where the schedule has wide sums, for
+    those whose terms may cancel."""
+    asked = schedule.reductions.wide_sums
+    found = [i for i in form.items if (asked and _may_cancel(i, form)) or _is_uncut(i, schedule)]
+    followed = _followed(form) if found else set[int]()
+    wide = {i.id for i in found if i.id not in followed and not _is_product(i, form, schedule)}
     if not wide:
         return form
     divided = {d for i in form.items for b in i.roots for x in walk(b) for d in _divided(x)} & wide
@@ -79,6 +81,12 @@ def _may_cancel(item: Item, form: Form) -> bool:
     if item.reduction != SINGLES or item.scan is not None:
         return False
     return cancels(item.body[0], any(form.params[p].dtype.is_half for p, _ in item.accesses()))
+
+
+def _is_uncut(item: Item, schedule: Schedule) -> bool:
+    """Whether a fold sums singles in a loop that a running fold has take one element after the other."""
+    plans = [schedule.plan(a) for a in item.reduce] if item.reduction == SINGLES and item.scan is None else []
+    return any(p.role is Role.SCAN and p.tile == 1 for p in plans)
 
 
 def _is_product(item: Item, form: Form, schedule: Schedule) -> bool:

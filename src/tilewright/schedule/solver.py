@@ -282,8 +282,9 @@ def form_of(kernel: Kernel, layouts: Layouts, target: Target, options: Options) 
 
 def lower_form(form: Form, schedule: Schedule) -> TileProgram:
     """The tile program of a form under a schedule, with the sums that the schedule asks for."""
-    summed = with_wide_sums(form, schedule) if schedule.reductions.wide_sums else form
-    return limit_product_chains(lower(summed, schedule), form, schedule.reductions.product_chain)
+    return limit_product_chains(
+        lower(with_wide_sums(form, schedule), schedule), form, schedule.reductions.product_chain
+    )
 
 
 def replay(
