@@ -10,15 +10,17 @@ import torch
 from tests.support.normal_graph import Function
 from torch import Tensor
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import ChosenRegions
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.place import DevicePlace
 from tilewright.pipeline.region_kernels import RegionTrial, choose_region_kernels
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
@@ -78,3 +80,11 @@ def test_without_a_budget_the_model_decides() -> None:
     (region,) = chosen(never, seconds=0).regions
     assert region.kernels
     assert cast(object, region.rearranged) is not None
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_is_ahead_by_little_is_for_a_clock_alone(timed: bool) -> None:
+    prices = Prices(NO_HINTS, lambda kernel, layouts: 1.0, lambda region: 1.1, lambda region: 0.1)
+    policy = RegionPolicy("modelled", 132, timed=timed)
+    (region,) = choose_kernels(normalise(captured()), prices, lambda g: (g, ()), policy).regions
+    assert bool(region.kernels) == timed and region.clear != timed

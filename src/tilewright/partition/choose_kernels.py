@@ -43,6 +43,8 @@ class ChosenRegion:
     """How many parts of a cascade run side by side in `rearranged`."""
     routine: Graph | None = None
     """The region as one call of a routine of the library, where that is the fastest."""
+    clear: bool = True
+    """Whether the kernels are taken without a clock, too."""
 
     def __str__(self) -> str:
         made = ", ".join(map(repr, self.region.outputs))
@@ -114,6 +116,8 @@ class RegionPolicy:
     apart: bool = False
     attention: bool = False
     """Only what a library computes in one call."""
+    timed: bool = False
+    """A clock has the last word on kernels that the model sees ahead, be it by little."""
 
     @property
     def always(self) -> bool:
@@ -204,7 +208,9 @@ def _choose(
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
     ways = sorted((*ways, *_in_parts(better, prices, policy.cores)), key=lambda way: way.choice.seconds)
-    if not ways or not (policy.always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
+    clear = bool(ways) and (policy.always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts))
+    near = bool(ways) and policy.timed and ways[0].choice.seconds < otherwise
+    if not clear and not near:
         if routine is not None and routine[0] < otherwise:
             return ChosenRegion(region, (), routine[0], otherwise, notes, routine=routine[1])
         return ChosenRegion(region, (), otherwise, otherwise, notes)
@@ -217,7 +223,14 @@ def _choose(
     if best.parts > 1:
         notes = (f"reductions in {best.parts} parts side by side", *notes)
     return ChosenRegion(
-        region, best.kernels, best.choice.seconds, otherwise, (*times, *notes), best.graph, best.parts
+        region,
+        best.kernels,
+        best.choice.seconds,
+        otherwise,
+        (*times, *notes),
+        best.graph,
+        best.parts,
+        clear=clear,
     )
 
 
@@ -357,7 +370,8 @@ def _plain(chosen: ChosenRegion) -> list[object]:
         Grouping(tuple(place[op] for op in k.ops), tuple(result[v] for v in k.outputs))
         for k in chosen.kernels
     ]
-    return [chosen.seconds, chosen.library, chosen.parts, plain(kernels), list(chosen.notes)]
+    facts = [chosen.seconds, chosen.library, chosen.parts, chosen.clear]
+    return [*facts, plain(kernels), list(chosen.notes)]
 
 
 def _cached_choice(
@@ -365,7 +379,7 @@ def _cached_choice(
 ) -> ChosenRegion | None:
     """What was decided about a region before; None if nothing was that fits it."""
     match cache.get(task) if cache is not None else None:
-        case [float(seconds), float(library), int(parts), kernels, list(notes)]:
+        case [float(seconds), float(library), int(parts), bool(clear), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:
             return None
@@ -377,7 +391,9 @@ def _cached_choice(
     if any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
         return None
     made = (Kernel(tuple(better.ops[n] for n in g.ops), tuple(results[n] for n in g.stores)) for g in known)
-    return ChosenRegion(region, tuple(made), seconds, library, tuple(map(str, notes)), better, parts)
+    return ChosenRegion(
+        region, tuple(made), seconds, library, tuple(map(str, notes)), better, parts, clear=clear
+    )
 
 
 def _results(graph: Graph) -> list[Value]:

@@ -108,6 +108,7 @@ def choose_region_kernels(
     if options.measure and options.fusion == "full":
         prices = replace(prices, timed=CoverTrial(builder, place.device))
         where, known = place.backend.timing_key(place.device, options), builder.tuned.identity
+        where += " beside a library" * (trial is not None)
         # who tunes wants to know the times behind each choice, of which the cache knows nothing
         tunes = builder.tuned.session is not None
         cache = None if tunes else MeasuredCache(decisions, f"measured on {where} {known}".rstrip())
@@ -117,7 +118,8 @@ def choose_region_kernels(
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         return _kept(found, normal, trial)
 
-    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
+    apart = options.fusion == "none"
+    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
     found = choose_kernels(normal, prices, changed, policy, cache, judged)
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
@@ -126,13 +128,13 @@ def choose_region_kernels(
 def _kept(found: Decided, graph: Graph, trial: RegionTrial | None) -> dict[str, ChosenRegion]:
     """What was decided, without the kernels that a clock finds slower than the library's calls."""
 
-    decisions = {key: decided for key, (_, decided) in found.items()}
+    decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1])}
     if trial is None or not doubtful:
         return decisions
     ways = partial(_ways, graph, select(graph))
     for key, entry in trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio).items():
-        decided = decisions[key]
+        decided = found[key][1]
         ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
         note = f"measured: {ours:.3g} ms, {theirs:.3g} ms as library calls"
         kernels = decided.kernels if entry["kernels"] is True else ()
