@@ -76,7 +76,7 @@ class Fake:
         self.kernels = (Kernel(),)
         self.calls = (Call(),)
         trace = types.SimpleNamespace(phases=(Phase("capture", 0.25), Phase("build", 0.5)))
-        graph = types.SimpleNamespace(trace=trace, kernels=self.kernels, calls=self.calls)
+        graph = types.SimpleNamespace(trace=trace, kernels=self.kernels, calls=self.calls, machine=None)
         self.compilations = (graph,)
         self.signature = None
 

@@ -44,7 +44,7 @@ from tilewright.tuning.timing_limits import MEASUREMENT
 
 from .request import CommandRequest, ExitCode
 from .show import Cell, Json
-from .slowest import Bound, bound_of, seconds_of, slowest_texts
+from .slowest import StepBound, bound_of, seconds_of, slowest_texts
 from .work import (
     call_facts,
     compiled_and_run,
@@ -164,7 +164,7 @@ def _show_sizes(request: CommandRequest, compiled: Compiled) -> None:
 def _show_entries(
     request: CommandRequest,
     entries: Sequence[ExplainedStep],
-    bounds: Sequence[Bound | None],
+    bounds: Sequence[StepBound | None],
     *,
     everything: bool,
     timed: bool,
@@ -216,7 +216,7 @@ def _why(entry: ExplainedStep) -> str:
     return f"a call ({entry.record.reason})"
 
 
-def _row(k: int, entry: ExplainedStep, limit: Bound | None, total: float, timed: bool) -> Sequence[Cell]:
+def _row(k: int, entry: ExplainedStep, limit: StepBound | None, total: float, timed: bool) -> Sequence[Cell]:
     record = entry.record
     moved, bound = entry.bytes
     over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"

@@ -14,7 +14,7 @@ from tilewright.tuning.text_limits import TEXTS
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class StepBound:
     """What a step waits for most, what that takes at least in seconds, and the work in words."""
 
     name: str
@@ -22,7 +22,7 @@ class Bound:
     work: str
 
 
-def bound_of(step: ExplainedStep, machine: Target | None, threads: int) -> Bound | None:
+def bound_of(step: ExplainedStep, machine: Target | None, threads: int) -> StepBound | None:
     """The largest of what a machine needs for a step's least bytes, its operations and its exponentials; None where
     these are not known. Of a CPU `threads` cores take part."""
     if machine is None:
@@ -31,7 +31,7 @@ def bound_of(step: ExplainedStep, machine: Target | None, threads: int) -> Bound
     share = min(threads, machine.cores) / machine.cores if machine.language == "cpp" else 1.0
     fastest = max([machine.flops, *(unit.flops for unit in machine.matrix_units)]) * share
     found = [
-        Bound(name, amount / rate, f"{count(amount)}{unit}")
+        StepBound(name, amount / rate, f"{count(amount)}{unit}")
         for name, amount, rate, unit in (
             ("memory", least, machine.device.bandwidth, "B"),
             ("arithmetic", record.flops, fastest, "flop"),
@@ -42,7 +42,9 @@ def bound_of(step: ExplainedStep, machine: Target | None, threads: int) -> Bound
     if not found:
         return None
     most = max(found, key=lambda b: b.seconds)
-    return most if most.seconds > machine.launch_seconds else Bound("its start", machine.launch_seconds, "")
+    return (
+        most if most.seconds > machine.launch_seconds else StepBound("its start", machine.launch_seconds, "")
+    )
 
 
 def seconds_of(step: ExplainedStep, timed: bool) -> float:
@@ -50,7 +52,9 @@ def seconds_of(step: ExplainedStep, timed: bool) -> float:
     return step.measured if timed and step.measured is not None else step.record.seconds or 0.0
 
 
-def slowest_texts(steps: Sequence[ExplainedStep], bounds: Sequence[Bound | None], timed: bool) -> list[str]:
+def slowest_texts(
+    steps: Sequence[ExplainedStep], bounds: Sequence[StepBound | None], timed: bool
+) -> list[str]:
     """A line for the step that takes the longest, and one for such a generated kernel if that is another."""
     if not steps:
         return []
@@ -62,7 +66,7 @@ def slowest_texts(steps: Sequence[ExplainedStep], bounds: Sequence[Bound | None]
     return lines
 
 
-def _text(k: int, steps: Sequence[ExplainedStep], bound: Bound | None, timed: bool) -> str:
+def _text(k: int, steps: Sequence[ExplainedStep], bound: StepBound | None, timed: bool) -> str:
     step, taken = steps[k], seconds_of(steps[k], timed)
     total = sum(seconds_of(s, timed) for s in steps)
     share = f", {taken / total:.1%} of all" if total else ""
