@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.export.pt2_archive._package import load_pt2
 
 from tilewright.artifact.text.program import Interface
 from tilewright.capture.described import Signature
-from tilewright.errors import InputError, ModelError
 from tilewright.keep.captures import CapturedWay, FileBytes, KeptGraphs
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled
@@ -22,49 +19,16 @@ from tilewright.runtime.call.exported import ProgramWay
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.reports import Reports, ReportsOfParts
 
-from .harmless_programs import Harmful, check_archive
-
 SUFFIX = ".pt2"
 
 
 def load_program(path: str) -> torch.export.ExportedProgram:
-    """The program of a file, by torch's own loader. Raises InputError for a file that is not there, ModelError for one
-    that torch cannot load, or that may hold code: the loader would run it."""
-    if not os.path.isfile(path):
-        raise InputError("no such file", phase="input", place=path, hint="`torch.export.save` writes one")
-    try:
-        check_archive(path)
-    except Harmful as why:
-        raise ModelError(
-            f"this program may run code when torch loads it: {why}", phase="input", place=path,
-            hint="if you trust who made it, compile what torch.export.load makes of it",
-        ) from why  # fmt: skip
-    except Exception as error:  # whatever torch's reader raises of a file that is none
-        raise _not_loaded(path, error) from error
-    said_twice = logging.getLogger("torch.export")
-    said_twice.addFilter(_nothing)  # what it logs with a stack before it raises
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # `torch.export.load` would look for a file of another kind in what this one refuses
-            return load_pt2(path).exported_programs["model"]
-    except Exception as error:  # whatever torch's loader raises of a file that is none
-        raise _not_loaded(path, error) from error
-    finally:
-        said_twice.removeFilter(_nothing)
-
-
-def _not_loaded(path: str, error: Exception) -> ModelError:
-    said = next(iter(str(error).splitlines()), type(error).__name__)
-    return ModelError(
-        f"torch cannot load this program: {said}", phase="input", place=path,
-        hint="write it again with torch.export.save and this version of torch",
-    )  # fmt: skip
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    del record
-    return False
+    """As `program_loader.load_program`, which brings torch's loader and with it Dynamo: a second of imports that other
+    files do without."""
+    load: Callable[[str], torch.export.ExportedProgram] = importlib.import_module(
+        "tilewright.ways.program_loader"
+    ).load_program
+    return load(path)
 
 
 class ProgramFileWay(ReportsOfParts):
