@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -19,6 +20,7 @@ from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPol
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.place import DevicePlace
+from tilewright.pipeline.prices import kernel_prices
 from tilewright.pipeline.region_kernels import RegionTrial, choose_region_kernels
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
@@ -74,12 +76,32 @@ def test_the_clock_has_the_last_word(times: tuple[float, float], kept: bool) -> 
 
 
 def test_without_a_budget_the_model_decides() -> None:
-    def never(run: Callable[[], object]) -> float:
-        raise AssertionError("nothing is timed")
+    asked: list[object] = []
 
-    (region,) = chosen(never, seconds=0).regions
-    assert region.kernels
+    def clock(run: Callable[[], object]) -> float:
+        asked.append(run)
+        return 1.0
+
+    (region,) = chosen(clock, seconds=0).regions
+    assert region.kernels and not asked
     assert cast(object, region.rearranged) is not None
+
+
+@pytest.mark.parametrize("spared", [0.0, 1.0])
+def test_what_spares_memory_is_not_timed(monkeypatch: pytest.MonkeyPatch, spared: float) -> None:
+    """Calls might be faster, but hold most of a device between them."""
+    asked: list[object] = []
+
+    def clock(run: Callable[[], object]) -> float:
+        asked.append(run())
+        return float(len(asked))
+
+    def prices(solver: Solver, usual: Prices | None = None) -> Prices:
+        return replace(kernel_prices(solver, usual), spared=lambda region, kernels: spared)
+
+    monkeypatch.setattr("tilewright.pipeline.region_kernels.kernel_prices", prices)
+    (region,) = chosen(clock).regions
+    assert bool(asked) != bool(spared) and bool(region.kernels) == bool(spared)
 
 
 @pytest.mark.parametrize("timed", [False, True])

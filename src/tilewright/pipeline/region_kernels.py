@@ -15,6 +15,7 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import (
     ChosenRegion,
     ChosenRegions,
+    Prices,
     RegionPolicy,
     choose_kernels,
     with_kernels,
@@ -29,6 +30,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import PARTITION
 from tilewright.tuning.timing_limits import PRODUCTS, TRIAL
 
 from .build import Clock, KernelBuilder
@@ -116,7 +118,7 @@ def choose_region_kernels(
     normal = normalise(recognise_masks(graph))
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial)
+        return _kept(found, normal, trial, prices)
 
     apart = options.fusion == "none"
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
@@ -125,11 +127,10 @@ def choose_region_kernels(
     return found if made else replace(found, graph=graph)
 
 
-def _kept(found: Decided, graph: Graph, trial: RegionTrial | None) -> dict[str, ChosenRegion]:
+def _kept(found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices) -> dict[str, ChosenRegion]:
     """What was decided, without the kernels that a clock finds slower than the library's calls."""
-
     decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
-    doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1])}
+    doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
     ways = partial(_ways, graph, select(graph))
@@ -147,8 +148,10 @@ def _ways(graph: Graph, selected: Graph, region: Region, decided: ChosenRegion) 
     return library_graph(region.graph(graph), origins, graph, selected), with_kernels(decided)
 
 
-def _is_doubtful(decided: ChosenRegion) -> bool:
-    """Whether the model may err by what it sees kernels ahead."""
+def _is_doubtful(decided: ChosenRegion, prices: Prices) -> bool:
+    """Whether the model may err by what it sees kernels ahead. What spares much memory is taken whatever it costs."""
+    if prices.spared(decided.region, decided.kernels) > PARTITION.max_value_memory_ratio:
+        return False
     ahead = decided.library <= TRIAL.max_doubtful_gain_ratio * decided.seconds
     return bool(decided.kernels) and ahead and decided.library <= TRIAL.max_seconds_to_time
 
