@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,10 +22,8 @@ from torch import Tensor
 
 import tilewright
 from benchmarks import gpu_report, record
-from benchmarks.attention.gaps import extra_bytes
-from benchmarks.gpu_clock import release, time_runs
+from benchmarks.contestants import beside_each_other, cells
 from benchmarks.record import Facts
-from tilewright import accuracy, measure
 
 Function = Callable[..., Tensor]
 Make = Callable[[int, int, int, torch.dtype], list[Tensor]]
@@ -177,41 +176,19 @@ def case(name: str, rows: int, side: int, device: torch.device, rounds: int) -> 
     function = SPELLINGS[name][0]
     torch.manual_seed(0)
     given = [t.to(device) for t in operands(name, rows, side, side)]
-    exact, plain = accuracy.in_float64(function)(*given), function(*given)
-    found: dict[str, Facts] = {}
-    runs: dict[str, tuple[Function, list[tuple[Tensor, ...]]]] = {}
-    for peer in PEERS:
-        torch._dynamo.reset()
-        try:
-            fast = compiled(peer, function)
-            judged = accuracy.compare(fast(*given), plain, exact)
-            found[peer] = {"right": judged.passed, "smallest_k": judged.smallest_k}
-            found[peer] |= {"extra_bytes": extra_bytes(fast, given, device)}
-            runs[peer] = fast, [tuple(given)]
-        except Exception as error:  # noqa: BLE001 - a contestant that fails has no figure
-            found[peer] = {"not_available": measure.one_line(error)}
-    del exact, plain
-    release(device)
+    found = beside_each_other(
+        function, given, {peer: partial(compiled, peer) for peer in PEERS}, device, rounds
+    )
     packed = sum(t.numel() * t.element_size() for t in given[1:])
-    for peer, timed in time_runs(runs, device, rounds).items():
-        seconds = timed.timing.median
-        found[peer] |= {
-            "median_us": seconds * 1e6,
-            "method": timed.method,
-            "packed_bytes_per_s": packed / seconds,
-        }
+    for facts in found.values():
+        if isinstance(microseconds := facts.get("median_us"), float):
+            facts["packed_bytes_per_s"] = packed / (microseconds * 1e-6)
     return found
 
 
 def line(name: str, rows: int, found: Mapping[str, Facts]) -> list[str]:
     """A row of the table: microseconds and MiB of each contestant."""
-    shown = [
-        f"{f['median_us']:.1f} us {int(f['extra_bytes']) >> 20} MiB{'' if f['right'] else ' WRONG'}"  # type: ignore[call-overload]
-        if "median_us" in f
-        else str(f.get("not_available", "not timed"))[:24]
-        for f in found.values()
-    ]
-    return [name, str(rows), *shown]
+    return [name, str(rows), *cells(found, 1)]
 
 
 @click.command(help=__doc__)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -22,9 +23,8 @@ from torch import Tensor
 
 import tilewright
 from benchmarks import gpu_report, record
-from benchmarks.gpu_clock import release, time_runs
+from benchmarks.contestants import beside_each_other, cells
 from benchmarks.record import Facts
-from tilewright import accuracy, measure
 
 Function = Callable[..., Tensor]
 Made = Callable[[int, torch.device], list[Tensor]]
@@ -156,18 +156,6 @@ def compiled(peer: str, function: Function) -> Function:
     return torch.compile(function, mode=mode, dynamic=False)
 
 
-def extra_bytes(call: Function, given: list[Tensor], device: torch.device) -> int:
-    """The peak of one call above what it was given and gives back."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = call(*given)
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before - result.numel() * result.element_size()
-
-
 def case(
     name: str, length: int, device: torch.device, rounds: int, peers: Sequence[str] = PEERS
 ) -> dict[str, Facts]:
@@ -175,35 +163,14 @@ def case(
     function, make = CASES[name]
     torch.manual_seed(0)
     given = make(length, device)
-    exact, plain = accuracy.in_float64(function)(*given), function(*given)
-    found: dict[str, Facts] = {}
-    runs: dict[str, tuple[Function, list[tuple[Tensor, ...]]]] = {}
-    for peer in peers:
-        torch._dynamo.reset()
-        try:
-            fast = compiled(peer, function)
-            judged = accuracy.compare(fast(*given), plain, exact)
-            found[peer] = {"right": judged.passed, "smallest_k": judged.smallest_k}
-            found[peer] |= {"extra_bytes": extra_bytes(fast, given, device)}
-            runs[peer] = fast, [tuple(given)]
-        except Exception as error:  # noqa: BLE001 - a contestant that fails has no figure
-            found[peer] = {"not_available": measure.one_line(error)}
-    del exact, plain
-    release(device)
-    for peer, timed in time_runs(runs, device, rounds).items():
-        found[peer] |= {"median_us": timed.timing.median * 1e6, "method": timed.method}
-    return found
+    return beside_each_other(
+        function, given, {peer: partial(compiled, peer) for peer in peers}, device, rounds
+    )
 
 
 def line(name: str, length: int, found: Mapping[str, Facts]) -> list[str]:
     """A row of the table: microseconds and MiB of each contestant."""
-    shown = [
-        f"{f['median_us']:.0f} us {int(f['extra_bytes']) >> 20} MiB{'' if f['right'] else ' WRONG'}"  # type: ignore[call-overload]
-        if "median_us" in f
-        else str(f.get("not_available", "not timed"))[:24]
-        for f in found.values()
-    ]
-    return [name, str(length), *shown]
+    return [name, str(length), *cells(found, 0)]
 
 
 @click.command(help=__doc__)
