@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
 from tilewright.capture.aliasing.called import InputFacts, Relied, guard_inputs, relied_on
+from tilewright.capture.aliasing.lists import write_lists_in_order
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.aliasing.overlapping import (
     refuse_overlapping_writes,
@@ -198,6 +199,7 @@ def _prepared(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with loops for equal steps, both made fit to be traced."""
     refuse_overlapping_writes(gm)
     copy_what_bodies_leave(gm)
+    write_lists_in_order(gm)
     lay_masks(gm)
     infer_without_gradients(gm)
     return roll_loops(gm)
