@@ -98,7 +98,8 @@ def check(name: str, folder: Path) -> list[str]:
     tilewright.save(here, folder / "target.tw", targets=[_preset(gpu_target(0).arch)])
     made, said = load(folder / "gpu.tw", folder / "inputs.pt", folder)
     if said or not all(map(torch.equal, made, ours)):
-        wrong.append(f"{name}, compiled on the GPU: {said or 'other results than before'}")
+        apart = [float((a - b).abs().max()) for a, b in zip(made, ours, strict=True)] if not said else []
+        wrong.append(f"{name}, compiled on the GPU: {said or f'other results than before, by {apart}'}")
     made, said = load(folder / "target.tw", folder / "inputs.pt", folder)
     if said or not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(made, eager, strict=True)):
         wrong.append(f"{name}, with the GPU as a target: {said or 'other results than eager'}")

@@ -6,6 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -82,6 +84,8 @@ class Executable:
         self._template: list[Tensor | None] = [
             self.constants[b.index] if b.home is Home.CONSTANT else None for b in plan.buffers
         ]
+        changed = [k for k in plan.changed if isinstance(plan.inputs[k], Spec)]
+        self._changed: Callable[[list[Argument]], Any] | None = itemgetter(*changed) if changed else None
         self._single = len(plan.segments) == 1
 
     # --- calling ---
@@ -132,8 +136,8 @@ class Executable:
         read = bound.read is not None and bound.read(args, workspace.address)
         back = () if read else self._lay(bound, args, tensors)
         late = self._place_outputs(bound, tensors, out) if out is not None else ()
-        if self.plan.changed:
-            increment_version([t for k in self.plan.changed if isinstance(t := args[k], Tensor)])
+        if self._changed is not None:
+            increment_version(self._changed(args))
         args.clear()
         results = self._run(bound, tensors, workspace, read=read)
         for original, laid in back:
