@@ -203,3 +203,15 @@ def test_exponentials_are_as_exact_as_results_show(
     """What is read does not say how exactly results are rounded: weights made of halves may be singles."""
     graph = normalise(from_fx(trace(Function(function), [torch.randn(8, 96).to(dtype)], [()]).gm))
     assert solved(graph, PRESETS["sm_90"]).schedule.math.accurate == accurate
+
+
+def test_threads_lie_along_a_wide_class_and_not_along_pairs() -> None:
+    """Images woven from four channels each: their channels lie side by side where they are stored, two where read."""
+
+    def weave(x: torch.Tensor) -> torch.Tensor:
+        return torch.pixel_shuffle(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1) * 2
+
+    schedule, _ = plain((4, 64, 64, 256), weave)
+    assert schedule.tiling.lane is not None
+    last = schedule.tiling.classes[-1]
+    assert (last.axis, dims.static(last.axis.extent)) == (schedule.tiling.lane, 64)

@@ -36,10 +36,13 @@ def shape_of(form: Form, hints: SizeHints) -> Shape:
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
     wide = [a for a in classes if a in grid or not is_narrow(a)]
     lane = (
-        pick_lane(form, wide, hints, _step_along)
+        pick_lane(form, [a for a in classes if not is_narrow(a)], hints, _step_along)
+        or pick_lane(form, wide, hints, _step_along)
         or _stored_along(form, wide)
         or pick_lane(form, classes, hints, _step_along)
     )
+    if lane in grid:
+        grid = [*(a for a in grid if a != lane), lane]
     inner = nest_order(form, [a for a in classes if a not in grid], lane)
     across = None
     if lane in grid and not any(i.is_fold for i in form.items):
