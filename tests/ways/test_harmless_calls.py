@@ -79,7 +79,9 @@ def test_memory_as_found_becomes_zeros() -> None:
 
 
 def _unpooled(x: Tensor, at: Tensor) -> Tensor:
-    return aten.max_pool2d_with_indices_backward(x, torch.zeros(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+    return aten.max_pool2d_with_indices_backward(
+        x, torch.zeros(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, at
+    )
 
 
 def test_a_program_that_scatters_unchecked_is_refused(tmp_path: Path) -> None:

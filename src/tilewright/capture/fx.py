@@ -213,7 +213,9 @@ class _Importer:
         """Check what the program claims of a number: torch takes out checks that the claim fulfils."""
         check = torch.ops.aten._assert_scalar.default
         said = f"a number is {made} in this program, and something else was read"
-        call = LibraryCall(display_name(check), check, (expr_call("eq", claimed, made), said), reason=CHECK, pure=False)
+        call = LibraryCall(
+            display_name(check), check, (expr_call("eq", claimed, made), said), reason=CHECK, pure=False
+        )
         self.b.library(call, (), ())
 
     def assertion(self, node: fx.Node) -> None:

@@ -11,9 +11,8 @@ they find it, and those of TorchScript that set seeds and modes."""
 
 from __future__ import annotations
 
-import operator
-
 import math
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -25,8 +24,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from .in_place import OverFirst, over_first
 
 __all__ = [
-    "OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers", "unknown_calls", "unknown_calls_given",
-    "without_found_memory",
+    "OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers", "unknown_calls",
+    "unknown_calls_given", "without_found_memory",
 ]  # fmt: skip
 
 _NAMESPACES = frozenset({"aten", "prims"})
@@ -126,15 +125,19 @@ _SAFE = frozenset(
 )  # fmt: skip
 _BY_PLACE = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops that address the storage of their operand, whatever else lies in it."""
-_OF_FAKES = frozenset("""
-_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update_functional _native_batch_norm_legit_no_training
-scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+_OF_FAKES = frozenset(
+    """
+_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+_batch_norm_with_update_functional scaled_dot_product_attention
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
 _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
 _scaled_dot_product_fused_attention_overrideable
-""".split())
-"""Ops that look at less than they read, but whose fake kernels refuse operands that do not fit: they are safe in a graph
-that was traced here with the operands that it will have."""
-_OF_PROGRAMS = frozenset("""
+""".split()
+)
+"""Ops that look at less than they read, but whose fake kernels refuse operands that do not fit: they are safe in a
+graph that was traced here with the operands that it will have."""
+_OF_PROGRAMS = frozenset(
+    """
 _conj _conj_physical _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
 _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _pdist_forward _trilinear _unique2
 _unsafe_index_put _unsafe_masked_index _upsample_bicubic2d_aa _upsample_bilinear2d_aa affine_grid_generator
@@ -144,15 +147,18 @@ rrelu_with_noise_functional special_chebyshev_polynomial_t special_chebyshev_pol
 special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
 special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
 special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-""".split())
+""".split()
+)
 """Ops that composites are made of, or that files of programs hold besides."""
 _MEMORY_AS_FOUND = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
-_CONTROL = frozenset("""
+_CONTROL = frozenset(
+    """
 associative_scan cond flex_attention invoke_subgraph map map_impl run_with_rng_state scan tag_activation_checkpoint
 tilewright_loop while_loop with_effects wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled
-""".split())
+""".split()
+)
 """What runs graphs and ops that stand in the same program, and does nothing else."""
 _OF_PYTHON = frozenset({"quantized_decomposed", "torch_nn"})
 """Namespaces whose ops are functions of Python over torch's own ops."""
@@ -168,7 +174,8 @@ _TYPES = frozenset({
 """Types of what an op may be given: a graph has no value of the others."""
 _OF_NUMBERS: frozenset[object] = frozenset(
     [getattr(operator, name) for name in (
-        "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv xor"
+        "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub"
+        " truediv xor"
     ).split()]
     + [f for name, f in vars(math).items() if callable(f) and not name.startswith("_")]
 )  # fmt: skip
@@ -265,7 +272,7 @@ def _is_known(target: object) -> bool:
 
 
 def _is_made_of_others(op: OpOverload) -> bool:
-    """Whether an op writes what a known one gives, or is a composite of ops that are looked at where it is taken apart."""
+    """Whether an op writes what a known one gives, or is a composite of ops that are looked at one by one."""
     if op.namespace not in _NAMESPACES:
         return False
     known = _SAFE | _BY_PLACE | _OF_FAKES | _OF_PROGRAMS | _MEMORY_AS_FOUND

@@ -60,18 +60,22 @@ _OF_SIZES = frozenset(
     | {f"math.{f.__name__}" for f in _SYM_OPS if f.__module__ == "math"}
 )
 """How a file names what computes sizes."""
-_OF_PICKLES = re.compile(r"data\.pkl|byteorder|version|\.format_version|\.storage_alignment|data/\d+|\.data/\w+")
+_OF_PICKLES = re.compile(
+    r"data\.pkl|byteorder|version|\.format_version|\.storage_alignment|data/\d+|\.data/\w+"
+)
 """Records of what `torch.save` writes."""
 _NAMING = frozenset({"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"})
 """Steps of a pickle that name what they call elsewhere than beside themselves, or as old versions did."""
-_STORAGE = re.compile(r"torch\.[A-Z]\w*Storage|torch\.storage\.(Untyped|Typed)Storage|torch\.[a-z]+\d+(_\w+)?|torch\.bool")
+_STORAGE = re.compile(
+    r"torch\.[A-Z]\w*Storage|torch\.storage\.(Untyped|Typed)Storage|torch\.[a-z]+\d+(_\w+)?|torch\.bool"
+)
 """Types of what tensors lie in, and of their elements."""
 _PICKLED = frozenset({
     "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size", "torch.device",
     "torch.serialization._get_layout", "collections.OrderedDict", "collections.defaultdict", "collections.Counter",
     "collections.deque", "__builtin__.list", "__builtin__.dict", "__builtin__.tuple", "__builtin__.set",
-    "__builtin__.frozenset", "__builtin__.int", "__builtin__.long", "__builtin__.float", "__builtin__.bool", "__builtin__.complex",
-    "__builtin__.slice", "__builtin__.str", "__builtin__.unicode",
+    "__builtin__.frozenset", "__builtin__.int", "__builtin__.long", "__builtin__.float", "__builtin__.bool",
+    "__builtin__.complex", "__builtin__.slice", "__builtin__.str", "__builtin__.unicode",
 })  # fmt: skip
 """What makes sample inputs."""
 _FACTORIES = frozenset({"list", "dict", "tuple", "set", "int", "float"})
@@ -156,7 +160,7 @@ def _is_of_known_parts(data: bytes) -> bool:
         if not all(map(_OF_PICKLES.fullmatch, archive.get_all_records())):
             return False
         steps = list(pickletools.genops(archive.get_record("data.pkl")))
-    except Exception:  # whatever is raised of bytes that are no pickle
+    except (RuntimeError, ValueError, LookupError, ArithmeticError):  # no archive, or no pickle
         return False
     named = [str(told).replace(" ", ".") for step, told, _ in steps if step.name == "GLOBAL"]
     return {step.name for step, _, _ in steps}.isdisjoint(_NAMING) and all(

@@ -1,5 +1,5 @@
-"""Reads files of exported programs: what they hold is looked at before torch's loader, which brings Dynamo, sees it, and
-what they call before anything of it runs."""
+"""Reads files of exported programs: what they hold is looked at before torch's loader, which brings Dynamo, sees it,
+and what they call before anything of it runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def captured_program(program: torch.export.ExportedProgram, path: str) -> Export
     except Exception as error:  # whatever ops and torch's passes raise of operands that do not fit
         raise ModelError(
             f"torch's passes refuse this program: {_first_line(error)}", phase="capture", place=path,
-            hint="see that its weights have the sizes that its ops take, and export it again with this version of torch",
+            hint="see that its weights have the sizes that its ops take; export it again with this version of torch",
         ) from error  # fmt: skip
     _refuse(unknown_calls(made.gm), path)
     without_found_memory(made.gm)
