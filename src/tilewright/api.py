@@ -34,7 +34,7 @@ from .keep.captures import OUTSIDE, FileBytes
 from .options import Options, OptionsLike
 from .ways.files import FileWay, program_way
 from .ways.programs import SUFFIX as PROGRAM
-from .ways.programs import KeptProgram, ProgramFileWay, load_program
+from .ways.programs import KeptProgram, ProgramFileWay, program_loader
 
 if TYPE_CHECKING:
     from .ways.traced import backend
@@ -206,9 +206,10 @@ def _program_file(path: str, options: Options, device: torch.device | None) -> T
     if known is not None:
         return ProgramFileWay(known, path)
     with reading():
-        program = load_program(path)
+        loader = program_loader()
+        program = loader.load_program(path)
     with built_ahead(program.state_dict.values(), options):
-        captured = exported(program)
+        captured = loader.captured_program(program, path)
     made = program_way(captured, options)
     if kept is not None:
         kept.put(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -60,3 +61,28 @@ def test_none_at_all() -> None:
     for rows in (0, 1, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(ready(x), norm(x))
+
+
+def two(x: Tensor, n: Tensor) -> Tensor:
+    """Holds that a number of data is 2."""
+    rows: Any = n.item()
+    torch._check(rows == 2)
+    return x.view(rows, 8) * 2
+
+
+def half(x: Tensor, n: Tensor) -> Tensor:
+    """Holds that a number of data is half of a size."""
+    rows: Any = n.item()
+    torch._check(rows * 2 == x.shape[0])
+    return x.view(rows, 2, 4) * 2
+
+
+@pytest.mark.parametrize("program", [two, half])
+def test_what_a_program_holds_of_a_number_is_checked(program: Callable[..., Tensor]) -> None:
+    """Torch goes on with what the number is held to be, and its own check of that compares it with itself."""
+    x, good = torch.randn(4, 4), torch.tensor(2)
+    ready = compiled(program, (x, good), [None, None])
+    torch.testing.assert_close(ready(x, good), program(x, good))
+    for other in (0, 3, -2):
+        with pytest.raises(RuntimeError, match="a number is 2 in this program"):
+            ready(x, torch.tensor(other))

@@ -18,7 +18,7 @@ from torch.export import Dim, export
 from tilewright.errors import ModelError
 from tilewright.ways.harmless_programs import check_archive
 from tilewright.ways.harmless_texts import is_guard, is_size
-from tilewright.ways.programs import load_program
+from tilewright.ways.program_loader import load_program
 
 Model = dict[str, Any]
 SIZE = "Symbol('s77', positive=True, integer=True)"

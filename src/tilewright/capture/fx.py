@@ -23,7 +23,8 @@ from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.builder import Builder, traced_with
 from tilewright.ir.dtype import DType, Kind, f32
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Value, Write
+from tilewright.ir.expr import call as expr_call
+from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Value, Write, symbols_in
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
@@ -43,7 +44,7 @@ from .node import (
     used_results,
     values_in,
 )
-from .symbols import Ranges, Symbols
+from .symbols import Ranges, SymbolicNumber, Symbols
 
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
@@ -190,11 +191,32 @@ class _Importer:
         sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
         target = node.target
         if isinstance(target, OpOverload) and sources and "sym_" not in target.overloadpacket.__name__:
+            claimed = self.claimed(val, made)
+            bound = made if claimed is None else claimed
             with self.b.origin(display_name(target), place_of(node), node.name) as origin:
                 call, inputs = self.library(node, (), library_reason(target))
-                self.b.library(call, inputs, (), binds=(made,))
+                self.b.library(call, inputs, (), binds=(bound,))
                 self.b.close_origin(origin, call, inputs, ())
+            if claimed is not None:
+                self.hold(made, claimed)
         return made
+
+    def claimed(self, val: SymbolicNumber, made: Expr) -> Expr | None:
+        """The symbol of a number that is read, where the program goes on with what it claims the number to be."""
+        told = self.claims.own(val)
+        if told is None or told.value == made.value or made.dtype is not told.dtype:
+            return None
+        calls = [(op.outputs, op.binds) for op in self.b.ops if op.call is not None]
+        return told if symbols_in(made) <= symbols_in((self.inputs, calls)) else None
+
+    def hold(self, made: Expr, claimed: Expr) -> None:
+        """Check what the program claims of a number: torch takes out checks that the claim fulfils."""
+        check = torch.ops.aten._assert_scalar.default
+        said = f"a number is {made} in this program, and something else was read"
+        call = LibraryCall(
+            display_name(check), check, (expr_call("eq", claimed, made), said), reason=CHECK, pure=False
+        )
+        self.b.library(call, (), ())
 
     def assertion(self, node: fx.Node) -> None:
         """A check of host scalars, unless it is known to hold without itself."""

@@ -11,14 +11,22 @@ they find it, and those of TorchScript that set seeds and modes."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Iterator
 
-from torch._C import _dispatch_has_kernel
-from torch._ops import OpOverload
+import torch
+from torch import fx
+from torch._C import _dispatch_has_kernel, _dispatch_has_kernel_for_dispatch_key
+from torch._library.custom_ops import OPDEFS
+from torch._ops import HigherOrderOperator, OpOverload
 
 from .in_place import OverFirst, over_first
 
-__all__ = ["OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers"]
+__all__ = [
+    "OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers", "unknown_calls",
+    "unknown_calls_given", "without_found_memory",
+]  # fmt: skip
 
 _NAMESPACES = frozenset({"aten", "prims"})
 _POINTWISE = """
@@ -117,6 +125,45 @@ _SAFE = frozenset(
 )  # fmt: skip
 _BY_PLACE = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops that address the storage of their operand, whatever else lies in it."""
+_OF_FAKES = frozenset(
+    """
+_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+_batch_norm_with_update_functional scaled_dot_product_attention
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+_scaled_dot_product_fused_attention_overrideable
+""".split()
+)
+"""Ops that look at less than they read, but whose fake kernels refuse operands that do not fit: they are safe in a
+graph that was traced here with the operands that it will have."""
+_OF_PROGRAMS = frozenset(
+    """
+_conj _conj_physical _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
+_linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _pdist_forward _trilinear _unique2
+_unsafe_index_put _unsafe_masked_index _upsample_bicubic2d_aa _upsample_bilinear2d_aa affine_grid_generator
+fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fractional_max_pool2d
+fractional_max_pool3d geqrf glu grid_sampler_2d grid_sampler_3d histogram lu_unpack ormqr rms_norm _fused_rms_norm
+rrelu_with_noise_functional special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+""".split()
+)
+"""Ops that composites are made of, or that files of programs hold besides."""
+_MEMORY_AS_FOUND = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
+_CONTROL = frozenset(
+    """
+associative_scan cond flex_attention invoke_subgraph map map_impl run_with_rng_state scan tag_activation_checkpoint
+tilewright_loop while_loop with_effects wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled
+""".split()
+)
+"""What runs graphs and ops that stand in the same program, and does nothing else."""
+_OF_PYTHON = frozenset({"quantized_decomposed", "torch_nn"})
+"""Namespaces whose ops are functions of Python over torch's own ops."""
+_OF_OTHERS = frozenset({"torchvision::nms"})
+"""Ops of other packages whose source was read."""
 _TYPES = frozenset({
     "Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Tensor]]", "int", "SymInt", "float", "bool", "number",
     "str", "Device", "Optional[Device]", "Optional[str]", "Optional[int]", "Optional[float]", "Optional[bool]",
@@ -125,6 +172,14 @@ _TYPES = frozenset({
     "Generator",
 })  # fmt: skip
 """Types of what an op may be given: a graph has no value of the others."""
+_OF_NUMBERS: frozenset[object] = frozenset(
+    [getattr(operator, name) for name in (
+        "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub"
+        " truediv xor"
+    ).split()]
+    + [f for name, f in vars(math).items() if callable(f) and not name.startswith("_")]
+)  # fmt: skip
+"""Functions of numbers, as sizes are computed."""
 _NUMBERS = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.getitem}
 )
@@ -159,3 +214,68 @@ def names_no_file(op: OpOverload) -> bool:
 def takes_only_numbers(function: object) -> bool:
     """Whether a function computes with numbers, and would do other things with texts and lists."""
     return any(function is f for f in _NUMBERS if f is not operator.getitem)
+
+
+def unknown_calls(gm: fx.GraphModule) -> Iterator[str]:
+    """What a functional graph, traced here of a program that nobody vouches for, calls that may do more than compute:
+    read or write past its operands, or call what is no op."""
+    for target in _targets(gm):
+        if not _is_known(target):
+            yield str(target)
+
+
+def unknown_calls_given(gm: fx.GraphModule) -> Iterator[str]:
+    """The same of a graph as somebody wrote it, which torch runs: writes into operands and composites stand there too,
+    and are as safe as what they are made of."""
+    for target in _targets(gm):
+        if not _is_known(target) and not (isinstance(target, OpOverload) and _is_made_of_others(target)):
+            yield str(target)
+
+
+def without_found_memory(gm: fx.GraphModule) -> None:
+    """Let memory that ops of a graph give as they find it be zeros: others would learn what lay there."""
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in list(part.graph.nodes):
+            if isinstance(node.target, OpOverload) and node.target._opname in _MEMORY_AS_FOUND:
+                with part.graph.inserting_after(node):
+                    zeros = part.graph.call_function(torch.ops.aten.zeros_like.default, (node,))
+                zeros.meta = dict(node.meta)
+                node.replace_all_uses_with(zeros, delete_user_cb=lambda user, made=zeros: user is not made)
+        part.recompile()
+
+
+def _targets(gm: fx.GraphModule) -> Iterator[object]:
+    """What the nodes of a graph call, at any depth, and the ops that they hand to others."""
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in part.graph.nodes:
+            if node.op == "call_function":
+                yield node.target
+                yield from (a for a in node.args if isinstance(a, OpOverload))
+            elif node.op not in ("placeholder", "get_attr", "output"):
+                yield f"{node.op} {node.target}"
+
+
+def _is_known(target: object) -> bool:
+    if isinstance(target, HigherOrderOperator):
+        return target.name() in _CONTROL
+    if not isinstance(target, OpOverload):
+        module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+        nests = module == "torch._functorch.predispatch"  # how deep transforms are nested
+        return nests or target in _OF_NUMBERS or (module == "torch" and name.startswith("sym_"))
+    if is_safe_op(target, apart=True):
+        return True
+    if target.namespace in _NAMESPACES:
+        known = target._opname in _OF_FAKES | _OF_PROGRAMS | _MEMORY_AS_FOUND
+        return known and not target._schema.is_mutable
+    name = target._schema.name
+    return target.namespace in _OF_PYTHON or name in OPDEFS or name in _OF_OTHERS
+
+
+def _is_made_of_others(op: OpOverload) -> bool:
+    """Whether an op writes what a known one gives, or is a composite of ops that are looked at one by one."""
+    if op.namespace not in _NAMESPACES:
+        return False
+    known = _SAFE | _BY_PLACE | _OF_FAKES | _OF_PROGRAMS | _MEMORY_AS_FOUND
+    return op._opname.removesuffix("_") in known or _dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeImplicitAutograd"
+    )

@@ -72,6 +72,13 @@ class Symbols:
             return const(value, f64)
         return self._sympy(value.node.expr)
 
+    def own(self, value: SymbolicNumber) -> Expr | None:
+        """The symbol of a number that comes from data, whatever the program says that it is equal to."""
+        if not isinstance(value, torch.SymInt):
+            return None
+        e = value.node._expr  # pyright: ignore[reportPrivateUsage]
+        return self._symbol(e) if isinstance(e, sympy.Symbol) and free_unbacked_symbols(e) else None
+
     def shape(self, sizes: Sequence[SymbolicNumber]) -> tuple[Expr, ...]:
         """Sizes or strides of a tensor."""
         for s in sizes:

@@ -21,7 +21,7 @@ from tilewright.artifact.way import LoadedWay
 from tilewright.capture import onnx
 from tilewright.errors import InputError
 from tilewright.ways.programs import SUFFIX as PROGRAM
-from tilewright.ways.programs import load_program
+from tilewright.ways.programs import program_loader
 
 from .request import Precision
 
@@ -89,7 +89,9 @@ def load(text: str, *, trust: bool = False) -> Model:
 
 def _from_program(path: Path) -> Model:
     """A saved exported program, with the inputs that it was exported with."""
-    program = load_program(str(path))
+    loader = program_loader()
+    program = loader.load_program(str(path))
+    loader.check_as_given(program, str(path))
     given, named = program.example_inputs or ((), {})
     inputs = tuple(x for x in (*given, *named.values()) if isinstance(x, Tensor))
     with warnings.catch_warnings():

@@ -25,6 +25,7 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
+from tilewright.capture.safe_ops import unknown_calls, without_found_memory
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.keep.captures import CapturedWay, FileBytes, KeptCaptures
@@ -62,6 +63,15 @@ def program_way(program: Exported, options: Options) -> ProgramWay:
         return compile_fx(gm, options, frozen=frozen, program=program)
 
     return ProgramWay(program, build, freeze=options.freeze is not False)
+
+
+def _file_way(program: Exported, options: Options) -> ProgramWay:
+    """The same of a file that nobody vouches for. Raises ModelError where an op of it may reach memory that is not its
+    own: none of those that the importer makes does."""
+    for name in unknown_calls(program.gm):
+        raise ModelError("this model may read or write memory that is not its own", phase="input", op=name)
+    without_found_memory(program.gm)
+    return program_way(program, options)
 
 
 class FileGraphs:
@@ -150,14 +160,14 @@ class FileGraphs:
                 continue
             if not fits(program, inputs):
                 continue
-            made = self.last = program_way(program, self._options)
+            made = self.last = _file_way(program, self._options)
             if made.admits(inputs):
                 self.ways.append(made)
                 self._keep(inputs, made)
                 return made
             unfit.append(made)
         if self._cut is not None and not self._options.strict:
-            pieces = Pieces(self._cut(), lambda program: program_way(program, self._options))
+            pieces = Pieces(self._cut(), lambda program: _file_way(program, self._options))
             pieces.run(inputs, None)  # what lies between is compiled for what really comes there
             self.ways.append(pieces)
             return pieces

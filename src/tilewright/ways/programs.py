@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from tilewright.artifact.text.program import Interface
 from tilewright.capture.described import Signature
+from tilewright.capture.exported import Exported
 from tilewright.keep.captures import CapturedWay, FileBytes, KeptGraphs
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled
@@ -22,13 +24,18 @@ from tilewright.runtime.call.reports import Reports, ReportsOfParts
 SUFFIX = ".pt2"
 
 
-def load_program(path: str) -> torch.export.ExportedProgram:
-    """As `program_loader.load_program`, which brings torch's loader and with it Dynamo: a second of imports that other
+class _Loader(Protocol):
+    """The functions of `program_loader`, which brings torch's loader and with it Dynamo: a second of imports that other
     files do without."""
-    load: Callable[[str], torch.export.ExportedProgram] = importlib.import_module(
-        "tilewright.ways.program_loader"
-    ).load_program
-    return load(path)
+
+    def load_program(self, path: str) -> torch.export.ExportedProgram: ...
+    def captured_program(self, program: torch.export.ExportedProgram, path: str) -> Exported: ...
+    def check_as_given(self, program: torch.export.ExportedProgram, path: str) -> None: ...
+
+
+def program_loader() -> _Loader:
+    """See there."""
+    return cast(_Loader, importlib.import_module("tilewright.ways.program_loader"))
 
 
 class ProgramFileWay(ReportsOfParts):

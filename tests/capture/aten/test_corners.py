@@ -61,3 +61,17 @@ def test_a_grid_of_one_row_lies_in_the_middle(size: tuple[int, ...]) -> None:
     theta = torch.randn(2, 2, 3)
     made = torch.compile(lambda t: F.affine_grid(t, size, align_corners=False), backend=tilewright.backend)
     torch.testing.assert_close(made(theta), F.affine_grid(theta, size, align_corners=False))
+
+
+def test_lists_of_tensors_become_zeros() -> None:
+    """Torch's form of the op writes into copies."""
+
+    def program(given: list[Tensor]) -> list[Tensor]:
+        made = [x * 2 for x in given]
+        torch._foreach_zero_(made)
+        torch._foreach_zero_(given)
+        return made
+
+    given = [torch.ones(3), torch.ones(2, 2)]
+    made = torch.compile(program, backend=tilewright.backend)(given)
+    assert all(not t.any() for t in (*made, *given))

@@ -7,7 +7,7 @@ from call to call, such as a learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -28,7 +28,13 @@ def foreach_decompositions() -> dict[OpOverload, Callable[..., object]]:
             continue
         if op.has_kernel_for_dispatch_key(DispatchKey.CompositeExplicitAutograd):
             found[op] = partial(op._op_dk, DispatchKey.CompositeExplicitAutograd)
+    # Torch's form of this one copies the tensors and writes into the copies, which is not functional.
+    found[torch.ops.aten._foreach_zero.default] = _zeros
     return found
+
+
+def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(x) for x in tensors]
 
 
 def free_number_decompositions() -> dict[OpOverload, Callable[..., object]]:
