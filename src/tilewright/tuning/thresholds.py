@@ -220,6 +220,7 @@ class MemoryThresholds:
     """Buffers."""
 
     min_lazy_buffer_bytes: int
+    min_reused_bytes: int
 
 
 MEMORY = load(MemoryThresholds, "memory")
