@@ -117,14 +117,37 @@ def choose_region_kernels(
     changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
 
+    apart = options.fusion == "none"
+    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
+    behind, halves = replace(policy, behind=True), not (apart or inside)
+
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         return _kept(found, normal, trial, prices)
 
-    apart = options.fusion == "none"
-    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
-    found = choose_kernels(normal, prices, changed, policy, cache, judged)
+    def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
+        if halves and any(d.kernels and not d.clear for _, d in found.values()):
+            rest: dict[str, tuple[Region, ChosenRegion]] = {}
+            choose_kernels(normal, prices, changed, behind, cache, lambda seen: rest.update(seen) or {})
+            found = {key: (region, _unless_behind(region, d, rest)) for key, (region, d) in found.items()}
+        return judged(found)
+
+    found = choose_kernels(normal, prices, changed, policy, cache, judged_whole)
+    if halves and any(not r.kernels and not r.routine for r in found.regions):
+        # a library's product, and a kernel for what stands behind it
+        rest = choose_kernels(found.graph, prices, changed, behind, cache, judged)
+        found = replace(rest, regions=(*found.regions, *rest.regions))
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
+
+
+def _unless_behind(region: Region, decided: ChosenRegion, behind: Decided) -> ChosenRegion:
+    """What was decided for a region, without kernels that the model sees behind a library's products with kernels for
+    the rest, unless it sees them clearly ahead of a library's calls."""
+    rest = next((d for r, d in behind.values() if r.own <= region.own and d.kernels), None)
+    if decided.clear or rest is None or decided.library - rest.library + rest.seconds >= decided.seconds:
+        return decided
+    note = f"{decided.seconds * 1e3:.3g} ms modelled, and less behind a library's product"
+    return replace(decided, kernels=(), notes=(note, *decided.notes))
 
 
 def _kept(found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices) -> dict[str, ChosenRegion]:
