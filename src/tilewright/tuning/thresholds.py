@@ -417,7 +417,6 @@ class GpuMatmulThresholds:
     gathered_registers: float
     max_unpacked_ratio: float
     max_modelled_ratio: float
-    min_apart_registers: int
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

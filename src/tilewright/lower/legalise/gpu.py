@@ -63,7 +63,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     made = add_products(replace(program, body=rewrite_body(program.body, change)))
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     body = tell_runs(load_once(made.body, tiles, sides), tiles)
-    body = keep_last_steps(body, tiles, program.warps * target.lanes)
+    body = keep_last_steps(body)
     return replace(made, body=body, odd_steps=has_odd_steps(program))
 
 

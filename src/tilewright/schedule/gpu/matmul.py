@@ -324,14 +324,17 @@ def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[in
 
 def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
     """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
-    or that fold the scores of each step; the length is that of the first product's folded class."""
+    or that fold the scores of each step. The length is that of the first product's folded class, of which a score may
+    have a part only, or of the columns that are added up: these are held in registers."""
     first = known.form.items[known.sums[0]]
-    adding = any(set(known.form.items[i].reduce) & set(known.streamed) for i in known.sums)
+    items = [known.form.items[i] for i in known.sums]
+    adding = [i for i in items if set(i.reduce) & set(known.streamed)]
+    columns = max((known.fixed[a] for i in adding for a in i.kept if a in known.fixed), default=0)
     one = dict(known.fixed) | {a: MATMUL_BLOCKS.streamed_tiles[1] for a in known.tiled if known.fixed[a] == 1}
     made = contraction(first, known.form.params, one.__getitem__)
     folded = max(first.reduce, key=lambda a: hints.estimate(a.extent))
     size = made.operand.bytes if made is not None else first.body[0].dtype.bytes
-    return ("products" if adding else "scores"), size, hints.estimate(folded.extent)
+    return ("products" if adding else "scores"), size, max(hints.estimate(folded.extent), columns)
 
 
 def _measured(
