@@ -119,7 +119,7 @@ def choose_region_kernels(
 
     apart = options.fusion == "none"
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
-    behind, halves = replace(policy, behind=True), not (apart or inside)
+    behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         return _kept(found, normal, trial, prices)

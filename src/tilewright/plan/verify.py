@@ -179,7 +179,9 @@ class _Walk:
         self.stored[root] += 1
         home = self.buffers[root].home
         if root not in self.made or root in self.gone:
-            self.fail(b, "is stored where no input is" if home is Home.INPUT else "is stored where nothing is")
+            self.fail(
+                b, "is stored where no input is" if home is Home.INPUT else "is stored where nothing is"
+            )
         if home is Home.CONSTANT:
             self.fail(b, "is stored over a constant")
         if home is Home.INPUT and self.buffers[root].index not in self.plan.written:

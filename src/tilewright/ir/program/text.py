@@ -124,7 +124,9 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 step = f" step {s.tile}" if s.tile != 1 else ""
                 stages = f" in {s.stages} stages" if s.stages != 1 else ""
                 kept = ", a loop" if s.looped else ""
-                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}{kept}")
+                lines.append(
+                    f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}{kept}"
+                )
                 show_body(s.body, depth + 1, lines)
             case Nest():
                 lines.append(f"{pad}{_nest(s)}")

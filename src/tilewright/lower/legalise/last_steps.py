@@ -16,8 +16,8 @@ from tilewright.ir.selection import MatrixMultiply
 
 
 def keep_last_steps(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """`body` in which single steps behind loops over the same axis stay loops, where a matrix unit adds several products
-    to one accumulator."""
+    """`body` in which single steps behind loops over the same axis stay loops, where a matrix unit adds several
+    products to one accumulator."""
     walked = {s.axis for s in body if isinstance(s, Loop) and not is_binding(s)}
     made: list[Stmt] = []
     for s in body:
