@@ -80,6 +80,27 @@ def test_no_region_where_the_product_leaves_or_nothing_folds_it(run: Callable[..
     assert not find_regions(graph_of(run), NO_HINTS)
 
 
+def test_behind_a_product_stands_what_folds_it_and_the_next_product() -> None:
+    """It reads the result of the library's call, whole."""
+    graph = graph_of(attention)
+    (whole,) = find_regions(graph, NO_HINTS)
+    (behind,) = find_regions(graph, NO_HINTS, behind=True)
+    first = next(op for op in graph.ops if op.origin >= 0 and op in whole.own)
+    node = {op for op in graph.ops if op.origin == first.origin}
+    assert behind.outputs == whole.outputs and behind.own < whole.own and not node & set(behind.ops)
+    (product,) = set(behind.inputs) - set(whole.inputs)
+    assert product in {v for op in node for v in op.outputs}
+    behind.graph(graph).verify()
+
+
+def test_nothing_stands_behind_a_product_that_nothing_folds() -> None:
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.sigmoid(q @ k.transpose(-1, -2)) @ v
+
+    (region,) = find_regions(graph_of(mixed), NO_HINTS)
+    assert region.own and not find_regions(graph_of(mixed), NO_HINTS, behind=True)
+
+
 def test_a_bias_stays_with_the_product_of_a_library() -> None:
     def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         made = torch.addmm(b, x, w).view(-1, 2, 16).transpose(0, 1)

@@ -121,8 +121,8 @@ def choose_region_kernels(
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
     behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
 
-    def judged(found: Decided) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial, prices)
+    def judged(found: Decided, measured: bool = False) -> dict[str, ChosenRegion]:
+        return _kept(found, normal, trial, prices, measured)
 
     def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
         if halves and any(d.kernels and not d.clear for _, d in found.values()):
@@ -134,8 +134,8 @@ def choose_region_kernels(
     found = choose_kernels(normal, prices, changed, policy, cache, judged_whole)
     if halves and any(not r.kernels and not r.routine for r in found.regions):
         # a library's product, and a kernel for what stands behind it
-        rest = choose_kernels(found.graph, prices, changed, behind, cache, judged)
-        found = replace(rest, regions=(*found.regions, *rest.regions))
+        rest = choose_kernels(found.graph, prices, changed, behind, cache, partial(judged, measured=True))
+        found = replace(rest, regions=(*found.regions, *(r for r in rest.regions if r.kernels)))
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
 
@@ -150,14 +150,20 @@ def _unless_behind(region: Region, decided: ChosenRegion, behind: Decided) -> Ch
     return replace(decided, kernels=(), notes=(note, *decided.notes))
 
 
-def _kept(found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices) -> dict[str, ChosenRegion]:
-    """What was decided, without the kernels that a clock finds slower than the library's calls."""
+def _kept(
+    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool = False
+) -> dict[str, ChosenRegion]:
+    """What was decided, without the kernels that a clock finds slower than the library's calls; of doubtful ones only
+    those that were `measured`, if that is asked."""
     decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
     ways = partial(_ways, graph, select(graph))
-    for key, entry in trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio).items():
+    entries = trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio)
+    if measured:
+        decisions |= {key: replace(decisions[key], kernels=()) for key in doubtful if key not in entries}
+    for key, entry in entries.items():
         decided = found[key][1]
         ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
         note = f"measured: {ours:.3g} ms, {theirs:.3g} ms as library calls"
