@@ -3,7 +3,7 @@
 A loop that a mask cuts often leaves one step (the tile on the diagonal of causal attention). Printed as a row of
 statements it has no stages, and products that are added to one accumulator one after the other (a score's sum in parts)
 then come to the assembler with moves of its registers between them: it waits for each product of the kernel, those of
-the loop before included (ptxas says C7515), and may spill. As a loop of one step they do not."""
+the loop beside it included (ptxas says C7515), and may spill. As a loop of one step they do not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.ir.selection import MatrixMultiply
 
 
 def keep_last_steps(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """`body` in which single steps behind loops over the same axis stay loops, where a matrix unit adds several
+    """`body` in which single steps beside loops over the same axis stay loops, where a matrix unit adds several
     products to one accumulator."""
     walked = {s.axis for s in body if isinstance(s, Loop) and not is_binding(s)}
     made: list[Stmt] = []
