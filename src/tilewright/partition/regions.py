@@ -221,12 +221,16 @@ class _Finder(Regions):
 
     def behind_products(self, whole: Region) -> Region | None:
         """What of a region stands behind the products that others wait for: it reads their results, as a library makes
-        them. None if there is no such product, or nothing is folded between them and the last."""
-        first = min(self.position[op] for op in whole.own)
+        them. None if there is no such product, or nothing is folded between them and the last. What else reads those
+        results (views for a library's calls) stays where it is."""
+        places = [self.position[op] for op in whole.own]
         products = {op for op in whole.own if is_product(op)}
-        early = {p for op in products for p in self.ancestors([op], first)} & products
+        early = {p for op in products for p in self.ancestors([op], min(places))} & products
         nodes = {op for op in whole.own if op.origin in {p.origin for p in early}}
-        own = set(whole.own) - nodes - self.ancestors(nodes, first)
+        left = set(whole.own) - nodes - self.ancestors(nodes, min(places))
+        ends = {op for op in left if set(op.outputs) & set(whole.outputs)}
+        needed = (ends | self.ancestors(ends, min(places))) & left
+        own = needed | (self.descendants(needed, max(places)) & left)
         folds = [op for op in own if op.expr is not None and op.expr.reduction is not None]
         if not early or not any(map(is_product, own)) or all(map(is_product, folds)):
             return None
