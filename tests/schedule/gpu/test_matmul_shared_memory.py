@@ -91,6 +91,21 @@ def test_an_entry_is_for_the_columns_that_are_held(depth: int, rows: int) -> Non
     assert grid == [rows] and schedule.launch.warps == rows // 16
 
 
+@pytest.mark.parametrize(("columns", "stages"), [(512, 3), (64, 2)])
+def test_operands_that_arrive_late_are_loaded_further_ahead(columns: int, stages: int) -> None:
+    """Values of 512 columns come from the last cache in about the time in which they are multiplied."""
+
+    def weighed(s: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(s.float(), -1).to(v.dtype) @ v
+
+    given = [
+        torch.empty(16, 4096, 4096, dtype=torch.float16),
+        torch.empty(16, 4096, columns, dtype=torch.float16),
+    ]
+    (made,) = compiled(weighed, given).kernels
+    assert made.program.stages == stages
+
+
 def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = matmul.shared_bytes
     monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 2)

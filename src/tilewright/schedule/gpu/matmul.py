@@ -80,10 +80,24 @@ def product_blocks(
         measured = _measured(known, legal, tuning, hints)
         if measured is not None:
             return measured
+        timed = [(seconds_of(known, c, target, hints, beside), c) for c in legal]
+        least, first = min(timed, key=lambda f: f[0])
         best.append(
-            min(((seconds_of(known, c, target, hints, beside), c) for c in legal), key=lambda f: f[0])
+            (least, _further_ahead(known, first, least, [c for t, c in timed if t <= least], target, hints))
         )
     return min(best, key=lambda f: f[0])[1] if best else None
+
+
+def _further_ahead(
+    known: BlockProducts, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks], target: Target,
+    hints: SizeHints,
+) -> ProductBlocks:  # fmt: skip
+    """Of blocks that the model takes for equal, the `first`; with the loads of more steps under way if operands arrive
+    in not much less than all of the time: it does not see how long one step waits for them."""
+    arriving = _arriving(known, first, _turns(known, first, hints)[0], target, hints) * _part(known)
+    if arriving < GPU_MATMUL.min_arriving_ratio * seconds:
+        return first
+    return max((c for c in same if replace(c, stages=first.stages) == first), key=lambda c: c.stages)
 
 
 def _streamed(
