@@ -123,10 +123,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Loop():
                 step = f" step {s.tile}" if s.tile != 1 else ""
                 how = (f" in {s.stages} stages" if s.stages != 1 else "") + ", a loop" * s.looped
-                kept = ", a loop" if s.looped else ""
-                lines.append(
-                    f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}{kept}"
-                )
+                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{how}")
                 show_body(s.body, depth + 1, lines)
             case Nest():
                 lines.append(f"{pad}{_nest(s)}")
