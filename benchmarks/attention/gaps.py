@@ -126,12 +126,13 @@ def _bytes(length: int, device: torch.device) -> list[Tensor]:
     return [q, stored, scale / 50, stored.roll(1, 2), scale / 50]
 
 
-_PLAIN = ((2, 8, 0, 64),) * 3
+_PLAIN, _OF_80 = ((2, 8, 0, 64),) * 3, ((2, 8, 0, 80),) * 3
 CASES: Mapping[str, tuple[Function, Made]] = {
     "vanilla": (lambda q, k, v: _weighed(_scores(q, k), v), _halves(*_PLAIN)),
     "576/512": (_causal, _halves((1, 16, 0, 576), (1, 16, 0, 576), (1, 16, 0, 512))),
     "576/512 latent": (_latent, _halves((1, 16, 0, 576), (1, 1, 0, 576))),
     "192/128": (_causal, _halves((2, 8, 0, 192), (2, 8, 0, 192), (2, 8, 0, 128))),
+    "80": (_causal, _halves(*_OF_80)),
     "128 + 64": (_two, _halves((2, 8, 0, 128), (2, 8, 0, 128), (2, 8, 0, 64), (2, 1, 0, 64), (2, 8, 0, 128))),
     "normed": (_normed, _halves(*_PLAIN)),
     "rotated": (_rotated, _halves(*_PLAIN, (0, 64), (0, 64))),

@@ -18,10 +18,11 @@ from tests.support.one_kernel import capture
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
-from tilewright.errors import IllegalSchedule
+from tilewright.errors import IllegalSchedule, VerifyError
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
+from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition import candidates as mapping
 from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
@@ -29,6 +30,7 @@ from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_ker
 from tilewright.partition.cover import partition
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import kernel_prices
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 from tilewright.tuning.search_limits import CANDIDATES
@@ -78,6 +80,59 @@ def test_a_region_reads_and_leaves_only_small_values() -> None:
 @pytest.mark.parametrize("run", [returned, sorted_scores, products])
 def test_no_region_where_the_product_leaves_or_nothing_folds_it(run: Callable[..., Tensor]) -> None:
     assert not find_regions(graph_of(run), NO_HINTS)
+
+
+def test_behind_a_product_stands_what_folds_it_and_the_next_product() -> None:
+    """It reads the result of the library's call, whole."""
+    graph = graph_of(attention)
+    (whole,) = find_regions(graph, NO_HINTS)
+    (behind,) = find_regions(graph, NO_HINTS, behind=True)
+    first = next(op for op in graph.ops if op.origin >= 0 and op in whole.own)
+    node = {op for op in graph.ops if op.origin == first.origin}
+    assert behind.outputs == whole.outputs and behind.own < whole.own and not node & set(behind.ops)
+    (product,) = set(behind.inputs) - set(whole.inputs)
+    assert product in {v for op in node for v in op.outputs}
+    behind.graph(graph).verify()
+
+
+def mixed() -> Graph:
+    """Attention whose heads are mixed between its products, the mixture of a view of scores."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        s = torch.einsum("gh,hij->gij", w, q @ k.transpose(-1, -2) * 0.5)
+        return torch.softmax(s, -1) @ v
+
+    shapes = ((4, 64, 8), (4, 64, 8), (4, 64, 8), (4, 4))
+    return normalise(capture(Case("case", run, shapes), False))
+
+
+def test_what_only_a_librarys_call_reads_of_a_first_product_stays() -> None:
+    """The view of scores that heads are mixed of is no op of what stands behind the mixture."""
+    prices = Prices(NO_HINTS, lambda kernel, layouts: 1.0, lambda region: 9.0, lambda region: 0.1)
+    policy = RegionPolicy("modelled", 132, behind=True)
+    made = choose_kernels(mixed(), prices, lambda g: (g, ()), policy)
+    assert any(r.kernels for r in made.regions)
+    called = select(made.graph)
+    called.verify()
+    assert sum(op.call is not None for op in called.ops) == 2, "scores, and their mixture"
+
+
+def test_a_call_whose_operand_nothing_makes_is_refused() -> None:
+    graph = mixed()
+    called = [op.inputs for op in select(graph).ops if op.call is not None]
+    view = next(
+        op for op in graph.ops if op.expr is not None and op.expr.is_view() and op.output in called[1]
+    )
+    with pytest.raises(VerifyError, match="an operand of a call"):
+        select(graph.with_ops([op for op in graph.ops if op is not view]))
+
+
+def test_nothing_stands_behind_a_product_that_nothing_folds() -> None:
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.sigmoid(q @ k.transpose(-1, -2)) @ v
+
+    (region,) = find_regions(graph_of(mixed), NO_HINTS)
+    assert region.own and not find_regions(graph_of(mixed), NO_HINTS, behind=True)
 
 
 def test_a_bias_stays_with_the_product_of_a_library() -> None:

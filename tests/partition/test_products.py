@@ -98,6 +98,28 @@ def test_what_waits_or_is_needed_stays_outside(
     assert groups(body) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # a softmax takes halves as singles, as it would those of a library
+        (lambda m, x: torch.softmax((m.a(x) * 0.5).float(), -1).half() @ m.back.weight.mT,
+         [["matmul", "bias", "mul"], ["matmul", "narrow"]]),
+        # who gets the singles gets them of the group
+        (lambda m, x: m.a(x).float(), [["matmul", "bias", "cast"]]),
+        # halves again in the end
+        (lambda m, x: (m.a(x).float() * 3).half().sum(-1), [["matmul", "bias", "cast", "mul", "cast"]]),
+        # readers would load singles beside the halves
+        (lambda m, x: (m.a(x) + x[..., :1].float() * m.b.weight[:, :1].mT.float().exp()).softmax(-1) * 2,
+         [["matmul", "bias", "cast", "add"]]),
+    ],
+    ids=["made wider", "kept", "made narrow", "of more"],
+)  # fmt: skip
+def test_what_makes_more_bytes_of_a_product_is_left_to_readers(
+    body: Callable[[Net, Tensor], object], expected: list[list[str]]
+) -> None:
+    assert groups(body) == expected
+
+
 def crossed(m: Net, x: Tensor) -> tuple[Tensor, ...]:
     """Of either rows one product waits for one of the other rows."""
     x, wide = x.flatten(0, 1), [layer.weight.t() for layer in (m.a, m.b, m.c)]

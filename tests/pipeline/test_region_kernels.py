@@ -1,5 +1,7 @@
 """Kernels of regions stand beside a library by a clock as well as by the model."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,13 +17,21 @@ from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
+from tilewright.partition.choose_kernels import (
+    ChosenRegion,
+    ChosenRegions,
+    Prices,
+    RegionPolicy,
+    choose_kernels,
+)
+from tilewright.partition.regions import find_regions
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.place import DevicePlace
 from tilewright.pipeline.prices import kernel_prices
-from tilewright.pipeline.region_kernels import RegionTrial, choose_region_kernels
+from tilewright.pipeline.region_kernels import RegionTrial, _unless_behind, choose_region_kernels
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore, default_root
@@ -73,6 +83,39 @@ def test_the_clock_has_the_last_word(times: tuple[float, float], kept: bool) -> 
     assert bool(region.kernels) == kept
     assert any(note.startswith("measured: ") and "as library calls" in note for note in region.notes)
     assert any(op.kernel is not None and op.kernel >= 0 for op in found.graph.ops) == kept
+
+
+@pytest.mark.parametrize(("times", "kept"), [((1.0, 0.5), True), ((1.0, 1.2), False)], ids=str)
+def test_what_stands_behind_a_product_is_timed_where_all_of_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], kept: bool
+) -> None:
+    (modelled,) = chosen(None).regions
+
+    def prices(solver: Solver, usual: Prices | None = None) -> Prices:
+        return replace(kernel_prices(solver, usual), library=lambda region: 3 * modelled.seconds)
+
+    monkeypatch.setattr("tilewright.pipeline.region_kernels.kernel_prices", prices)
+    found = chosen(clock_of(1.0, 1.2, *times))
+    whole, *behind = found.regions
+    assert not whole.kernels and bool(behind) == kept
+    assert [op.name for op in found.graph.ops if op.name == "matmul" and op.kernel < 0] != []
+    assert any(op.kernel >= 0 for op in found.graph.ops) == kept
+    found.graph.verify()
+
+
+@pytest.mark.parametrize(
+    ("clear", "library", "left"), [(True, 2.0, True), (False, 2.0, False), (False, 1.0, True)]
+)
+def test_all_of_a_region_gives_way_to_its_second_half(clear: bool, library: float, left: bool) -> None:
+    """Where the model sees a library's product and kernels behind it ahead, and the whole not clearly."""
+    graph = normalise(captured())
+    kernels = (Kernel(graph.ops, graph.ops[-1].outputs),)
+    (region,) = find_regions(graph, NO_HINTS)
+    (half,) = find_regions(graph, NO_HINTS, behind=True)
+    decided = ChosenRegion(region.graph(graph), kernels, 3.0, 4.0, clear=clear)
+    rest = ChosenRegion(half.graph(graph), kernels, 0.5, library)
+    made = _unless_behind(region, decided, {"half": (half, rest)})
+    assert bool(made.kernels) == left
 
 
 def test_without_a_budget_the_model_decides() -> None:

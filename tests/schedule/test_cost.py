@@ -9,12 +9,21 @@ import torch
 from tests.schedule.attention_parts import CAUSAL, PLAIN, qkv, score
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
+from tests.support.normal_graph import Function
 from tests.support.one_kernel import capture, one_kernel
 from torch import Tensor
 
 import tilewright
 from tilewright.analysis.size_hints import NO_HINTS
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.form.classes import make_form
+from tilewright.form.sides.join_words import join_words
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.instructions import count_instructions
 from tilewright.schedule.solver import Solver
 
@@ -74,3 +83,21 @@ def test_a_chain_of_folds_is_cut_before_its_work_explodes() -> None:
     compiled = tilewright.compile(tagging, (x, moves))
     assert len(compiled.kernels) > 2
     torch.testing.assert_close(compiled(x, moves), tagging(x, moves))
+
+
+def unpacked(words: Tensor, x: Tensor) -> Tensor:
+    """Sums of parts of words, each times a number."""
+    parts = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 15
+    return (parts.flatten(-2).float() * x).sum(-1)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_word_of_packed_numbers_is_moved_once(joined: bool) -> None:
+    """Whether words and their parts are two classes or one."""
+    rows, words = 4096, 16
+    given = (torch.zeros(rows, words, dtype=torch.int32), torch.zeros(words * 8))
+    graph = normalise(from_fx(trace(Function(unpacked), given, [(), ()]).gm))
+    form = make_form(Kernel(graph.ops, (graph.ops[-1].output,)), {})
+    form = join_words(form) if joined else form
+    assert any(words * 8 == dims.static(a.extent) for a in form.classes()) == joined
+    assert traffic(form, NO_HINTS) == 4 * (rows * words + words * 8 + rows)

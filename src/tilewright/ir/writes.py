@@ -60,11 +60,13 @@ class StoredInInput:
 
 @dataclass(frozen=True, slots=True)
 class DoneInPlace:
-    """What is done where inputs lie: results of kernels, and steps of calls, by the number of their input."""
+    """What is done where inputs lie: results of kernels, and steps of calls, by the number of their input. And results
+    of kernels that lie where an operand lay which nobody reads any more (`successors`)."""
 
     verdicts: tuple[WriteVerdict, ...] = ()
     stored: Mapping[Value, StoredInInput] = field(default_factory=dict[Value, StoredInInput])
     calls: Mapping[Op, int] = field(default_factory=dict[Op, int])
+    successors: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
 
 
 NOTHING_IN_PLACE = DoneInPlace()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
@@ -116,9 +116,20 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
             made |= set(origin.outputs)
         else:
             ops.append(op)
-    return drop_unread(
-        graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made])
-    )
+    left = [op for op in ops if op.call is not None or not set(op.outputs) & made]
+    found = drop_unread(graph.with_ops(left))
+    _check_operands(found, calls)
+    return found
+
+
+def _check_operands(graph: Graph, calls: Container[int]) -> None:
+    """Raise VerifyError where a chosen call reads what nothing makes: its view left with ops that had no need of it."""
+    known = {*graph.inputs, *graph.constants, *(v for op in graph.ops for v in op.outputs)}
+    for op in graph.ops:
+        if op.call is not None and op.origin in calls and (lost := [v for v in op.inputs if v not in known]):
+            raise VerifyError(
+                f"{lost[0]} is an operand of a call, and nothing makes it", phase="select", op=op.name
+            )
 
 
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:

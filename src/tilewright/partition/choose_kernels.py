@@ -118,6 +118,8 @@ class RegionPolicy:
     """Only what a library computes in one call."""
     timed: bool = False
     """A clock has the last word on kernels that the model sees ahead, be it by little."""
+    behind: bool = False
+    """Only what stands behind the products before the last."""
 
     @property
     def always(self) -> bool:
@@ -149,8 +151,9 @@ def choose_kernels(
     first: dict[str, Region] = {}
     keys: list[tuple[Region, str]] = []
     for region in find_regions(
-        graph, prices.hints, anywhere=policy.always, skinny=policy.skinny, attention=policy.attention
-    ):
+        graph, prices.hints, anywhere=policy.always, skinny=policy.skinny, attention=policy.attention,
+        behind=policy.behind,
+    ):  # fmt: skip
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:

@@ -18,6 +18,7 @@ from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .layout import view_layout
+from .recompute import is_cheap, size_bytes
 from .regions import Region, Regions
 from .topological_order import in_some_order
 
@@ -134,12 +135,13 @@ class _Finder:
         return layout is not None and len(shape) == 4 and has_channels_innermost(shape, layout.strides)
 
     def grow(self, seed: Op, taken: set[Op]) -> ProductGroup | None:
-        """The largest group with one result that a product and its readers, taken one by one, come by."""
+        """The largest group with one result that a product and its readers, taken one by one, come by; without a tail
+        that only makes more bytes of them."""
         own, best = {seed}, set[Op]()
         operands = set(seed.inputs)
         while len(own) <= PRODUCTS.max_ops:
             ends = self.ends(own)
-            if len(ends) == 1 and not self.cuts_a_node(own):
+            if len(ends) == 1 and not self.cuts_a_node(own) and not self.is_made_again(ends[0], own - best):
                 best = set(own)
             more = next(
                 (m for r in self.next_readers(own) if (m := self.joined(r, own, seed, operands, taken))), None
@@ -187,6 +189,17 @@ class _Finder:
             for v in op.outputs
             if v in self.kept or any(r not in own for r in self.readers.get(v, ()))
         ]
+
+    def is_made_again(self, end: Value, tail: set[Op]) -> bool:
+        """Whether readers of a group's result may rather make it of fewer bytes by the pointwise ops of its `tail`, as
+        they would behind a library's product: halves that a softmax takes as singles."""
+        readers = self.readers.get(end, ())
+        if end in self.kept or any(op.expr is None or self.starts(op) for op in readers):
+            return False
+        if any(op.expr is None or not is_cheap(op, ()) for op in tail):
+            return False
+        sources = {v for op in tail for v in op.inputs} - {v for op in tail for v in op.outputs}
+        return sum(size_bytes(v, self.hints) for v in sources) < size_bytes(end, self.hints)
 
     def cuts_a_node(self, own: set[Op]) -> bool:
         """Whether a node of a product is in it with a part: the library's call would make the values of the others

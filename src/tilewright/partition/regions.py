@@ -39,17 +39,25 @@ class Region:
 
 
 def find_regions(
-    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False, attention: bool = False
+    graph: Graph,
+    hints: SizeHints,
+    *,
+    anywhere: bool = False,
+    skinny: bool = False,
+    attention: bool = False,
+    behind: bool = False,
 ) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for recomputed ops, which no region replaces; they
     can run one after the other. `anywhere` takes small products too, `skinny` those of few rows and a long operand;
-    `attention` only those that a library computes in one call."""
+    `attention` only those that a library computes in one call. Of each only what stands `behind` the products before
+    its last, if that is asked."""
     finder = _Finder(graph, anywhere, skinny, hints, attention)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
         if op not in taken and finder.expands(op):
             region = finder.grow(op)
+            region = finder.behind_products(region) if behind and region is not None else region
             if region is not None and not taken & region.own:
                 found.append(region)
                 taken |= region.own
@@ -210,6 +218,23 @@ class _Finder(Regions):
             return None
         found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
+
+    def behind_products(self, whole: Region) -> Region | None:
+        """What of a region stands behind the products that others wait for: it reads their results, as a library makes
+        them. None if there is no such product, or nothing is folded between them and the last. What else reads those
+        results (views for a library's calls) stays where it is."""
+        places = [self.position[op] for op in whole.own]
+        products = {op for op in whole.own if is_product(op)}
+        early = {p for op in products for p in self.ancestors([op], min(places))} & products
+        nodes = {op for op in whole.own if op.origin in {p.origin for p in early}}
+        left = set(whole.own) - nodes - self.ancestors(nodes, min(places))
+        ends = {op for op in left if set(op.outputs) & set(whole.outputs)}
+        needed = (ends | self.ancestors(ends, min(places))) & left
+        own = needed | (self.descendants(needed, max(places)) & left)
+        folds = [op for op in own if op.expr is not None and op.expr.reduction is not None]
+        if not early or not any(map(is_product, own)) or all(map(is_product, folds)):
+            return None
+        return self.region(own, set(whole.ops) - whole.own)
 
     def mixes(self, op: Op, least: int) -> bool:
         """Whether an op makes at least so many elements as sums over few values, as of heads, with weights that have

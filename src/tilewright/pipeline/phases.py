@@ -297,7 +297,7 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    cover = with_places(cover)
+    cover = with_places(cover, solver.hints)
     if _has_lists(asked):
         cover = with_lists(cover, lambda kernel: kernel_key(kernel, cover.layouts), solver.hints)
     return replace(state, cover=cover)

@@ -117,24 +117,53 @@ def choose_region_kernels(
     changed = partial(rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
 
-    def judged(found: Decided) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial, prices)
-
     apart = options.fusion == "none"
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
-    found = choose_kernels(normal, prices, changed, policy, cache, judged)
+    behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
+
+    def judged(found: Decided, measured: bool = False) -> dict[str, ChosenRegion]:
+        return _kept(found, normal, trial, prices, measured)
+
+    def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
+        if halves and any(d.kernels and not d.clear for _, d in found.values()):
+            rest: dict[str, tuple[Region, ChosenRegion]] = {}
+            choose_kernels(normal, prices, changed, behind, cache, lambda seen: rest.update(seen) or {})
+            found = {key: (region, _unless_behind(region, d, rest)) for key, (region, d) in found.items()}
+        return judged(found)
+
+    found = choose_kernels(normal, prices, changed, policy, cache, judged_whole)
+    if halves and any(not r.kernels and not r.routine for r in found.regions):
+        # a library's product, and a kernel for what stands behind it
+        rest = choose_kernels(found.graph, prices, changed, behind, cache, partial(judged, measured=True))
+        found = replace(rest, regions=(*found.regions, *(r for r in rest.regions if r.kernels)))
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
 
 
-def _kept(found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices) -> dict[str, ChosenRegion]:
-    """What was decided, without the kernels that a clock finds slower than the library's calls."""
+def _unless_behind(region: Region, decided: ChosenRegion, behind: Decided) -> ChosenRegion:
+    """What was decided for a region, without kernels that the model sees behind a library's products with kernels for
+    the rest, unless it sees them clearly ahead of a library's calls."""
+    rest = next((d for r, d in behind.values() if r.own <= region.own and d.kernels), None)
+    if decided.clear or rest is None or decided.library - rest.library + rest.seconds >= decided.seconds:
+        return decided
+    note = f"{decided.seconds * 1e3:.3g} ms modelled, and less behind a library's product"
+    return replace(decided, kernels=(), notes=(note, *decided.notes))
+
+
+def _kept(
+    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool = False
+) -> dict[str, ChosenRegion]:
+    """What was decided, without the kernels that a clock finds slower than the library's calls; of doubtful ones only
+    those that were `measured`, if that is asked."""
     decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
     ways = partial(_ways, graph, select(graph))
-    for key, entry in trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio).items():
+    entries = trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio)
+    if measured:
+        decisions |= {key: replace(decisions[key], kernels=()) for key in doubtful if key not in entries}
+    for key, entry in entries.items():
         decided = found[key][1]
         ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
         note = f"measured: {ours:.3g} ms, {theirs:.3g} ms as library calls"

@@ -62,7 +62,7 @@ class _Builder:
         self.cover = cover
         self.in_place = cover.in_place
         self.changes: dict[int, int] = {}
-        """How often the memory of each input's buffer was changed so far."""
+        """How often the memory of each buffer was changed so far by what is stored where it lies."""
         self.by_kernels: set[int] = set()
         """The numbers of inputs that kernels store into."""
         self.core_ns = core_ns
@@ -244,6 +244,8 @@ class _Builder:
                 self.by_kernels.add(stored.input)
             elif v in lines:
                 raise VerifyError("a kernel stores a line where no input is", phase="plan")
+            elif v in self.in_place.successors:
+                self._succeed(v, self.in_place.successors[v])
             elif v not in self.number:
                 self._add(v, Home.ARENA)
         places = tuple(self._of(v) for v in params)
@@ -277,9 +279,16 @@ class _Builder:
         return self._changed(self._add(v, Home.VIEW, strides=strides, source=target, offset=offset), target)
 
     def _changed(self, b: int, target: int) -> int:
-        """Buffer `b` is what lies in the memory of input buffer `target` now."""
+        """Buffer `b` is what lies in the memory of buffer `target` now."""
         self.buffers[b] = replace(self.buffers[b], version=self.changes[target])
         return b
+
+    def _succeed(self, v: Value, old: Value) -> None:
+        """A buffer where `old` lies, which the next step fills with `v`."""
+        source = self._of(old)
+        root = self._root(source)
+        self.changes[root] = self.changes.get(root, 0) + 1
+        self._changed(self._add(v, Home.VIEW, source=source), root)
 
     def _part(self, op: Op, part: tuple[Expr, ...], k: int) -> None:
         """The lines of a part get into input `k`, if the kernel that made them did not put them there; the whole is

@@ -43,8 +43,8 @@ class Buffer:
     """`index` is the input or constant number; a view lies `offset` elements behind the start of buffer `source`.
 
     The buffer is needed from time `start` up to, and not including, `end` (steps of the cover). `segment` is where it
-    is made. `version` says, of a buffer in the memory of an input, behind how many changes of that memory it is what
-    it stands for."""
+    is made. `version` says behind how many changes of its memory, by what is stored there, a buffer is what it stands
+    for."""
 
     spec: Spec
     home: Home

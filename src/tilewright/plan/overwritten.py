@@ -10,11 +10,11 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes import dims
 
-from .data import Home, Launch, Launches, Plan
+from .data import Launch, Launches, Plan
 
 
 def check_overwritten(plan: Plan, programs: Callable[[int], Sequence[TileProgram]]) -> None:
-    """Raise VerifyError unless each kernel loads every element of an input before it stores over it. `programs` gives
+    """Raise VerifyError unless each kernel loads every element of a memory before it stores over it. `programs` gives
     those of a kernel by its number."""
     seen: set[tuple[int, tuple[int, int], Expr]] = set()
     for segment in plan.segments:
@@ -30,11 +30,10 @@ def check_overwritten(plan: Plan, programs: Callable[[int], Sequence[TileProgram
 
 
 def _pairs(plan: Plan, launch: Launch) -> list[tuple[int, int]]:
-    """Parameters, by number, one loaded and one stored, in the memory of one input."""
+    """Parameters, by number, one loaded and one stored, in one memory."""
     roots = [_root(plan, b) for b in launch.params]
     first = len(roots) - launch.stores
-    given = [n for n in range(first, len(roots)) if plan.buffers[roots[n]].home is Home.INPUT]
-    return [(k, n) for n in given for k in range(first) if roots[k] == roots[n]]
+    return [(k, n) for n in range(first, len(roots)) for k in range(first) if roots[k] == roots[n]]
 
 
 def _root(plan: Plan, b: int) -> int:

@@ -1,11 +1,12 @@
 """The law of memory in plans, checked: every buffer that is read is there and holds the value that it is read as.
 
 A buffer without a source owns memory; the others are views of one that does, or results of calls that are. What owns
-memory has a version, which a write into it raises. A value is the version that its buffer was made with: who reads a
-buffer whose memory has another version by now would get another value. Kernels and copies make each buffer once, before
-any reader; nothing is touched before its memory is taken or after it is given back; two buffers share a part of the
-arena only if one is done before the other begins; and no arena leaves its plan. Launches of one
-list are one program, and none of them touches memory that another one writes."""
+memory has a version, which a write into it raises, a kernel's into the memory of an operand among them. A value is
+the version that its buffer was made with: who reads a buffer whose memory has another version by now would get
+another value. Kernels and copies make each buffer once, before any reader; nothing is touched before its memory is
+taken or after it is given back; two buffers share a part of the arena only if one is done before the other begins;
+and no arena leaves its plan. Launches of one list are one program, and none of them touches memory that another one
+writes."""
 
 from __future__ import annotations
 
@@ -67,12 +68,14 @@ class _Walk:
         """The version of its memory that each buffer was made with."""
         self.versions = [0] * len(plan.buffers)
         self.stored = [0] * len(plan.buffers)
-        """How many of these are changes of an input where it lies."""
+        """How many of these are changes by what is stored where something lies."""
         self.taken: set[int] = {k for k, b in enumerate(plan.buffers) if b.home is not Home.OUTPUT}
         """What has memory: tensors of their own get theirs when they are made."""
         self.gone: set[int] = set()
+        self.overwritten = {self.roots[b] for b in _stored_views(plan)}
+        """Memories in which results of kernels lie behind what lay there before."""
         self.bare: set[int] = set()
-        """Views in inputs that kernels filled and that have no tensor yet."""
+        """Views that kernels filled and that have no tensor yet."""
         self.number = self.clock = 0
         self.step = ""
 
@@ -161,20 +164,27 @@ class _Walk:
             self.fail(b, "lies in the arena of another segment")
 
     def _is_shown(self, b: int) -> bool:
-        """Whether a buffer is a view of an input's memory."""
-        return self.buffers[b].home is Home.VIEW and self.buffers[self.roots[b]].home is Home.INPUT
+        """Whether a buffer is a view of an input's memory, or of another's in which results of kernels lie."""
+        root = self.roots[b]
+        changes = self.buffers[root].home is Home.INPUT or root in self.overwritten
+        return self.buffers[b].home is Home.VIEW and changes
 
     def store(self, b: int) -> None:
-        """A kernel or a copy fills a buffer: memory of its own, or some in an input."""
+        """A kernel or a copy fills a buffer: memory of its own, or some where another one lies."""
         if not self._is_shown(b):
             self.make(b)
             return
         root = self.roots[b]
         self.versions[root] += 1
         self.stored[root] += 1
+        home = self.buffers[root].home
         if root not in self.made or root in self.gone:
-            self.fail(b, "is stored where no input is")
-        if self.buffers[root].index not in self.plan.written:
+            self.fail(
+                b, "is stored where no input is" if home is Home.INPUT else "is stored where nothing is"
+            )
+        if home is Home.CONSTANT:
+            self.fail(b, "is stored over a constant")
+        if home is Home.INPUT and self.buffers[root].index not in self.plan.written:
             self.fail(b, "is stored into an input that the program does not write")
         if self.buffers[b].version != self.versions[root]:
             self.fail(b, "is stored in another order than the program's")
@@ -220,6 +230,15 @@ class _Walk:
                 self.fail(b, "leaves the plan and was stored over")
             if self.buffers[root].home is not Home.INPUT and self.made[b] != self.versions[root]:
                 self.fail(b, "leaves the plan after something else was written there")
+
+
+def _stored_views(plan: Plan) -> Iterator[int]:
+    """What kernels store where another buffer lies."""
+    steps = (step for segment in plan.segments for step in segment.steps)
+    for x in (x for step in steps if isinstance(step, Launches) for x in step.launches):
+        for b in x.params[len(x.params) - x.stores :]:
+            if plan.buffers[b].home is Home.VIEW:
+                yield b
 
 
 _Access = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -220,6 +220,7 @@ class MemoryThresholds:
     """Buffers."""
 
     min_lazy_buffer_bytes: int
+    min_reused_bytes: int
 
 
 MEMORY = load(MemoryThresholds, "memory")
@@ -416,6 +417,7 @@ class GpuMatmulThresholds:
     gathered_registers: float
     max_unpacked_ratio: float
     max_modelled_ratio: float
+    min_arriving_ratio: float
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")

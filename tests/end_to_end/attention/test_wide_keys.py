@@ -80,6 +80,7 @@ def test_latent_attention_is_built_for_matrix_units(values_of_keys: bool, tmp_pa
     level = preset("sm_90").level(MemoryKind.SHARED)
     assert level is not None and code.facts.shared <= level.capacity
     assert "wgmma" in code.text and not re.search(r"\bmma\.sync", code.text)
+    assert not values_of_keys or code.facts.spills == 0, "the step on the diagonal stays a loop"
     (kernel,) = made.kernels
     assert isinstance(kernel.schedule, Schedule)
     keys = max(c.tile for c in kernel.schedule.tiling.classes if c.role is Role.STREAMED)

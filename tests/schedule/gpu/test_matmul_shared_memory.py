@@ -75,6 +75,37 @@ def test_measured_stages_must_fit() -> None:
     assert scheduled.program.stages < 4 and estimate(scheduled) <= capacity()
 
 
+@pytest.mark.parametrize(("depth", "rows"), [(64, 64), (80, 128), (128, 128)])
+def test_an_entry_is_for_the_columns_that_are_held(depth: int, rows: int) -> None:
+    """A score of depth 80 is summed in parts, of 64 and 16, but its values take 128 columns of registers."""
+    entries = [FastestBlock("products", 2, 64, 64, 32, 4, 2), FastestBlock("products", 2, 128, 128, 32, 8, 2)]
+    given = [torch.empty(1, 32, 512, depth, dtype=torch.float16) for _ in range(3)]
+    made = compiled(biased, [*given, torch.empty(1, 32, 512, 512)])
+    (found,) = made.kernels
+    scheduled = Solver(preset("sm_90"), Options(), Tuning(tuple(entries))).solve(
+        found.kernel, made.cover.layouts
+    )
+    schedule = scheduled.schedule
+    assert isinstance(schedule, Schedule)
+    grid = [c.tile for c in schedule.tiling.classes if c.role is Role.GRID and c.tile > 1]
+    assert grid == [rows] and schedule.launch.warps == rows // 16
+
+
+@pytest.mark.parametrize(("columns", "stages"), [(512, 3), (64, 2)])
+def test_operands_that_arrive_late_are_loaded_further_ahead(columns: int, stages: int) -> None:
+    """Values of 512 columns come from the last cache in about the time in which they are multiplied."""
+
+    def weighed(s: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(s.float(), -1).to(v.dtype) @ v
+
+    given = [
+        torch.empty(16, 4096, 4096, dtype=torch.float16),
+        torch.empty(16, 4096, columns, dtype=torch.float16),
+    ]
+    (made,) = compiled(weighed, given).kernels
+    assert made.program.stages == stages
+
+
 def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = matmul.shared_bytes
     monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled, Step
@@ -14,26 +15,28 @@ from tilewright.ir.writes import DoneInPlace, StoredInInput
 
 from .law import decide
 from .order import keeps_order
+from .successors import Successors, find_successors
 
 
-def with_places(cover: Cover) -> Cover:
+def with_places(cover: Cover, hints: SizeHints = NO_HINTS) -> Cover:
     """The cover in which kernels that may store over what they load know it, and those that store at places that data
     name."""
-    stored = decide(cover).stored
-    if not any(s.over or s.at for s in stored.values()):
+    decided = decide(cover)
+    stored = decided.stored
+    successors = find_successors(cover, stored, decided.calls, hints)
+    if not successors and not any(s.over or s.at for s in stored.values()):
         return cover
-    return replace(cover, steps=tuple(_told(step, stored) for step in cover.steps))
+    return replace(cover, steps=tuple(_told(step, stored, successors) for step in cover.steps))
 
 
-def _told(step: Step, stored: Mapping[Value, StoredInInput]) -> Step:
+def _told(step: Step, stored: Mapping[Value, StoredInInput], successors: Successors) -> Step:
     if not isinstance(step, Kernel):
         return step
     pairs = [
         (step.inputs.index(v), b)
         for b, made in enumerate(step.outputs)
-        if (place := stored.get(made)) is not None
         for v in step.inputs
-        if v in place.over
+        if successors.get(made) is v or ((place := stored.get(made)) is not None and v in place.over)
     ]
     lines = [
         (b, place.at)
@@ -44,7 +47,8 @@ def _told(step: Step, stored: Mapping[Value, StoredInInput]) -> Step:
 
 
 def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
-    """What of a cover is done in place, with programs that keep the order of loads and stores."""
+    """What of a cover is done in place, with programs that keep the order of loads and stores, of kernels that know
+    what they may store over (`with_places`)."""
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     number = {kernel: n for n, kernel in enumerate(kernels)}
     strides = cover.layouts
@@ -73,7 +77,19 @@ def decide_built(cover: Cover, scheduled: Sequence[Scheduled]) -> DoneInPlace:
             for v in stored.over
         )  # fmt: skip
 
-    return decide(cover, keeps)
+    def follows(kernel: Kernel, made: Value, old: Value) -> bool:
+        first, loaded = len(kernel.inputs), kernel.inputs.index(old)
+        output = kernel.outputs.index(made)
+        return (loaded, output) in kernel.over and all(
+            in_order(program, program.params[loaded].name, program.params[first + output].name, dims.ZERO)
+            for program in scheduled[number[kernel]].programs
+        )
+
+    decided = decide(cover, keeps)
+    successors = find_successors(cover, decided.stored, decided.calls, NO_HINTS)
+    makers = {v: kernel for kernel in kernels for v in kernel.outputs}
+    kept = {made: old for made, old in successors.items() if follows(makers[made], made, old)}
+    return replace(decided, successors=kept)
 
 
 def _offset(starts: Sequence[Expr], strides: Sequence[Expr]) -> Expr:

@@ -43,7 +43,7 @@ def decide(cover: Cover, keeps: Keeps = lambda kernel, value, stored: True) -> D
     graph = cover.graph
     if not graph.writes:
         return NOTHING_IN_PLACE
-    reads = _Reads(cover)
+    reads = MemoryReads(cover)
     verdicts: list[WriteVerdict] = []
     stored: dict[Value, StoredInInput] = {}
     calls: dict[Op, int] = {}
@@ -67,7 +67,7 @@ class _Copied(Exception):
         self.reason = reason
 
 
-class _Reads:
+class MemoryReads:
     """When each value of a cover is made, of whose memory it is, and who reads it when."""
 
     def __init__(self, cover: Cover) -> None:
@@ -157,7 +157,7 @@ class _Change:
 class _Chain:
     """The values that one after the other lie in the memory of an input."""
 
-    def __init__(self, reads: _Reads, write: Write, keeps: Keeps) -> None:
+    def __init__(self, reads: MemoryReads, write: Write, keeps: Keeps) -> None:
         self.reads, self.write, self.keeps = reads, write, keeps
         given = reads.graph.inputs[write.input]
         assert isinstance(given, Value)

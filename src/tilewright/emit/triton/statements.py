@@ -131,10 +131,10 @@ class Body:
         outer.forget(_updated(statements))
 
     def loop(self, s: Loop) -> None:
-        """A loop of one step only binds its axis."""
+        """A loop of one step only binds its axis, unless it is to stay one."""
         start = self.printer.offset(s.start)
         number = self._fresh(s.axis)
-        if is_binding(s):
+        if is_binding(s) and not s.looped:
             self.bind(s, start, number)
             self.nested(s.body)
             return

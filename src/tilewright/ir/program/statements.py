@@ -201,7 +201,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Loop:
     """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential. Bounds are
-    scalars, and may be values computed from data. The loads of `stages` steps are under way at once."""
+    scalars, and may be values computed from data. The loads of `stages` steps are under way at once. `looped`: it is
+    printed as a loop also if it has one step."""
 
     axis: Axis
     start: Expr
@@ -209,6 +210,7 @@ class Loop:
     tile: int
     body: tuple[Stmt, ...]
     stages: int = 1
+    looped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

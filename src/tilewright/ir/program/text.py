@@ -122,8 +122,8 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")
             case Loop():
                 step = f" step {s.tile}" if s.tile != 1 else ""
-                stages = f" in {s.stages} stages" if s.stages != 1 else ""
-                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}")
+                how = (f" in {s.stages} stages" if s.stages != 1 else "") + ", a loop" * s.looped
+                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{how}")
                 show_body(s.body, depth + 1, lines)
             case Nest():
                 lines.append(f"{pad}{_nest(s)}")

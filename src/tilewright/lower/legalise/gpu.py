@@ -27,6 +27,7 @@ from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
+from .last_steps import keep_last_steps
 from .product_sums import add_products
 from .runs import load_once, tell_runs
 from .stores import with_stores_last
@@ -62,6 +63,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     made = add_products(replace(program, body=rewrite_body(program.body, change)))
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     body = tell_runs(load_once(made.body, tiles, sides), tiles)
+    body = keep_last_steps(body)
     return replace(made, body=body, odd_steps=has_odd_steps(program))
 
 

@@ -9,17 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilewright.analysis.contraction import contraction
+from tilewright.analysis.runs import words_of
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.graph import Value
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 from tilewright.schedule.instructions import count_instructions
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import SCHEDULES
-from tilewright.tuning.thresholds import CPU_COST
+from tilewright.tuning.thresholds import CONTRACTION, CPU_COST
 
 from .vectors import points, vector_lanes
 
@@ -149,6 +151,17 @@ def traffic(form: Form, hints: SizeHints) -> int:
                 touched = points(item, hints)
             else:
                 used = axes_of(offset)
-                touched = hints.estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
+                axes = [a for a in item.axes if axis(a) in used]
+                touched = hints.estimate(dims.prod(a.extent for a in axes)) // _parts_of_word(
+                    offset, axes, value
+                )
             total += min(touched, 4 * max(1, hints.estimate(value.numel))) * value.dtype.bytes
     return total
+
+
+def _parts_of_word(offset: Expr, axes: Sequence[Axis], value: Value) -> int:
+    """How many places of classes read one word of packed numbers: it is loaded once for them."""
+    if value.dtype.is_float:
+        return 1
+    words = words_of(offset, axes, CONTRACTION.min_block_side)
+    return math.prod(words.counts.values()) if words.is_whole else 1

@@ -80,10 +80,24 @@ def product_blocks(
         measured = _measured(known, legal, tuning, hints)
         if measured is not None:
             return measured
+        timed = [(seconds_of(known, c, target, hints, beside), c) for c in legal]
+        least, first = min(timed, key=lambda f: f[0])
         best.append(
-            min(((seconds_of(known, c, target, hints, beside), c) for c in legal), key=lambda f: f[0])
+            (least, _further_ahead(known, first, least, [c for t, c in timed if t <= least], target, hints))
         )
     return min(best, key=lambda f: f[0])[1] if best else None
+
+
+def _further_ahead(
+    known: BlockProducts, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks], target: Target,
+    hints: SizeHints,
+) -> ProductBlocks:  # fmt: skip
+    """Of blocks that the model takes for equal, the `first`; with the loads of more steps under way if operands arrive
+    in not much less than all of the time: it does not see how long one step waits for them."""
+    arriving = _arriving(known, first, _turns(known, first, hints)[0], target, hints) * _part(known)
+    if arriving < GPU_MATMUL.min_arriving_ratio * seconds:
+        return first
+    return max((c for c in same if replace(c, stages=first.stages) == first), key=lambda c: c.stages)
 
 
 def _streamed(
@@ -324,14 +338,17 @@ def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[in
 
 def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
     """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
-    or that fold the scores of each step; the length is that of the first product's folded class."""
+    or that fold the scores of each step. The length is that of the first product's folded class, of which a score may
+    have a part only, or of the columns that are added up: these are held in registers."""
     first = known.form.items[known.sums[0]]
-    adding = any(set(known.form.items[i].reduce) & set(known.streamed) for i in known.sums)
+    items = [known.form.items[i] for i in known.sums]
+    adding = [i for i in items if set(i.reduce) & set(known.streamed)]
+    columns = max((known.fixed[a] for i in adding for a in i.kept if a in known.fixed), default=0)
     one = dict(known.fixed) | {a: MATMUL_BLOCKS.streamed_tiles[1] for a in known.tiled if known.fixed[a] == 1}
     made = contraction(first, known.form.params, one.__getitem__)
     folded = max(first.reduce, key=lambda a: hints.estimate(a.extent))
     size = made.operand.bytes if made is not None else first.body[0].dtype.bytes
-    return ("products" if adding else "scores"), size, hints.estimate(folded.extent)
+    return ("products" if adding else "scores"), size, max(hints.estimate(folded.extent), columns)
 
 
 def _measured(
