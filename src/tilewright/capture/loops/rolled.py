@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -42,6 +42,7 @@ from .scanned import CHECKPOINTS, Scan, ScannedLoop, replace_by_scan, tensors_of
 from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
+from .spelling.places import place_parts
 from .spelling.rows import write_rows_once
 from .taken.kinds import Drawn, Numbers
 from .unrolled import BeginsUnlike, EqualSteps, Unlike, classify_reads, runs
@@ -77,19 +78,31 @@ def _rolled(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     if _device(gm.graph.nodes) not in ("cpu", "cuda"):
         return gm
-    made, found = write_parts_by_index(with_bodies_once(gm)), False
+    plain = with_bodies_once(gm)
+    made, found = write_parts_by_index(plain), False
     most = LOOPS.max_unrolled_steps
     while True:
         spelled, loop = made, _first_loop(list(made.graph.nodes), most)
-        if loop is None:
-            spelled = write_rows_once(compute_apart(made))
-            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
+        for spell in _SPELLINGS:
+            if loop is None:
+                spelled = spell(made, plain)
+                loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
             return made if found else gm
         if loop.steps <= most:  # a part of many: what is left of them alone may be few
             most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
+        plain = made
+
+
+_SPELLINGS: tuple[Callable[[fx.GraphModule, fx.GraphModule], fx.GraphModule], ...] = (
+    lambda made, _: write_rows_once(compute_apart(made)),
+    lambda made, _: place_parts(compute_apart(made)),
+    lambda _, plain: place_parts(plain, through=True),
+)
+"""Other spellings of a graph, of one with writes into parts by index and of what it was before, tried in this order
+where no steps are found alike."""
 
 
 def _first_loop(nodes: Sequence[fx.Node], most: int) -> ScannedLoop | None:

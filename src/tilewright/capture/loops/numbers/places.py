@@ -14,6 +14,7 @@ from tilewright.capture.loops.nodes import arguments_of, val_of
 from tilewright.capture.loops.spelling.in_place_ops import IN_PLACE
 
 from .activations import ACTIVATIONS
+from .parts_at import PARTS
 from .random_twins import DRAWN_OVER, WITH_CHANCE, WITHIN
 from .twins import TWINS, Twin
 
@@ -70,43 +71,37 @@ def is_one_number(node: fx.Node) -> bool:
 
 def _known(node: fx.Node) -> Twin | None:
     target = computed_by(node)
-    return next((t[target] for t in (TWINS, ACTIVATIONS, WITH_CHANCE, WITHIN) if target in t), None)
+    return next((t[target] for t in (TWINS, ACTIVATIONS, PARTS, WITH_CHANCE, WITHIN) if target in t), None)
 
 
 def place_of_chance(node: fx.Node) -> int | None:
     """The place of the number that says how likely a node draws something."""
-    return places_of_numbers(node).get("p") if computed_by(node) in WITH_CHANCE else None
+    return next(iter(_twin_places(node)), None) if computed_by(node) in WITH_CHANCE else None
 
 
 def _twin_places(node: fx.Node) -> frozenset[int]:
-    return frozenset(places_of_numbers(node).values())
-
-
-def places_of_numbers(node: fx.Node) -> dict[str, int]:
-    """The places of the arguments that the twin of a node takes as tensors, by their names."""
+    """The places of the arguments that the twin of a node takes as tensors."""
     twin = _known(node)
     if twin is None:
-        return {}
+        return frozenset()
     counted = iter(range(len(arguments_of(node))))
 
-    def numbered(a: object) -> object:
-        """The place of a plain argument; None for what holds others, whose places are passed over."""
+    def numbered(a: object) -> list[int]:
+        """The places of an argument: of all that it holds, if it is a list."""
         inside = [a.start, a.stop, a.step] if isinstance(a, slice) else a
         if isinstance(inside, dict):
             inside = [*cast(dict[str, object], inside).values()]
         if isinstance(inside, (list, tuple)):
-            for x in cast(list[object], inside):
-                numbered(x)
-            return None
-        return next(counted)
+            return [p for x in cast(list[object], inside) for p in numbered(x)]
+        return [next(counted)]
 
     args = [numbered(a) for a in node.args]
     kwargs = {name: numbered(a) for name, a in node.kwargs.items()}
     try:
         given = _signature(twin).bind(*args, **kwargs, kind=None).arguments
     except TypeError:  # a spelling of the op that the twin does not know
-        return {}
-    return {name: p for name in twin.numbers if isinstance(p := given.get(name), int)}
+        return frozenset()
+    return frozenset(p for name in twin.numbers for p in given.get(name, ()))
 
 
 @cache
