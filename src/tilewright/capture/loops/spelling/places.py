@@ -19,9 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tilewright.capture.loops.leaving import memories_of, written_by
 from tilewright.capture.loops.nodes import val_of
 from tilewright.capture.loops.numbers.parts_at import Index, put_at, take_at
+from tilewright.capture.loops.numbers.shifts import diagonal_of
 from tilewright.capture.loops.taken.parts import is_basic_index, is_full_slice, spelled_index
 
 from .in_place_ops import IN_PLACE
+
+_DIAGONALS = (torch.diagonal, "diagonal")
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -40,9 +44,11 @@ def place_parts(gm: fx.GraphModule, *, through: bool = False) -> fx.GraphModule:
     accesses = {n: part for n in nodes if (part := _part(n)) is not None}
     written = {m for n in nodes if _is_written_over(n) for m in memories_of(val_of(cast(fx.Node, n.args[0])))}
     accesses = {n: p for n, p in accesses.items() if written.intersection(memories_of(val_of(p.base)))}
-    read = _read(nodes, [n for n in accesses if n.target is not operator.setitem])
+    diagonals = [n for n in nodes if n.target in _DIAGONALS and isinstance(val_of(n), FakeTensor)]
+    read = _read(nodes, [*(n for n in accesses if n.target is not operator.setitem), *diagonals])
+    diagonals = {n for n in diagonals if read[n].fresh and not read[n].writers}
     placed = {n: p for n, p in accesses.items() if n not in read or (read[n].fresh and (through or not read[n].writers))}
-    if not placed:
+    if not placed and not diagonals:
         return gm
     again: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
     for taken in reversed([n for n in placed if n in read]):  # a part of a part is written into that first
@@ -58,7 +64,12 @@ def place_parts(gm: fx.GraphModule, *, through: bool = False) -> fx.GraphModule:
 
     for node in nodes:
         part = placed.get(node)
-        if part is None:
+        if node in diagonals:
+            base, *others = fx.map_arg(node.args, values.__getitem__)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+            given = (base, cast(Tensor, val_of(node)).shape[-1], *others)
+            values[node] = graph.call_function(diagonal_of, given, dict(node.kwargs))  # pyright: ignore[reportArgumentType]
+            values[node].meta = dict(node.meta)
+        elif part is None:
             values[node] = graph.node_copy(node, values.__getitem__)
         else:
             written_there = [cast(fx.Node, node.args[2])] if node.target is operator.setitem else []
