@@ -121,7 +121,9 @@ def _first_loop(nodes: Sequence[fx.Node], most: int) -> ScannedLoop | None:
 def _windows(nodes: Sequence[fx.Node], repeat: Repeat, shift: int = 0) -> list[list[fx.Node]]:
     """The nodes of each step, begun so many nodes later."""
     period, start = repeat.period, repeat.start + shift
-    return [list(nodes[start + k * period : start + (k + 1) * period]) for k in range(repeat.steps - (shift > 0))]
+    return [
+        list(nodes[start + k * period : start + (k + 1) * period]) for k in range(repeat.steps - (shift > 0))
+    ]
 
 
 def _device(nodes: Iterable[fx.Node]) -> str:

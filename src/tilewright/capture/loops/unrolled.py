@@ -166,7 +166,7 @@ def cycle_of(windows: Sequence[Sequence[fx.Node]]) -> int:
             cycle = lcm(cycle, next(again, REPEATS.max_cycle + 1))
             if cycle > REPEATS.max_cycle:
                 return 1
-    return cycle
+    return cycle if cycle * REPEATS.min_cycles <= len(windows) else 1
 
 
 def _keeps_apart(node: fx.Node, place: int, across: Sequence[object]) -> bool:
@@ -174,7 +174,8 @@ def _keeps_apart(node: fx.Node, place: int, across: Sequence[object]) -> bool:
     counts, nor may differ."""
     if isinstance(across[0], fx.Node) or all(type(a) is type(across[0]) and a == across[0] for a in across):
         return False
-    if all(type(a) in (int, float) for a in across) and takes_number(node, place):
+    plain = [a for a in across if isinstance(a, (int, float))]
+    if len(plain) == len(across) and takes_number(node, place) and knows(node, place, plain):
         return False
     whole = [a for a in across if type(a) is int]
     if len(whole) < len(across):

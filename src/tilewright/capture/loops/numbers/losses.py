@@ -72,7 +72,8 @@ def _norm(
     input: Tensor, p: Number = 2, dim: _Dims = None, keepdim: bool = False, *, kind: torch.dtype
 ) -> Tensor:
     _single(kind)
-    power, dims = rounded(p, kind, input), list(range(input.dim())) if dim is None else dim
+    power = rounded(p, kind, input)
+    dims = [dim] if isinstance(dim, int) else list(range(input.dim()) if dim is None else dim)
     none = input == 0
     powers = torch.where(none, torch.ones_like(input), input).abs() ** power
     total = torch.where(none, torch.zeros_like(powers), powers).sum(dims, keepdim)

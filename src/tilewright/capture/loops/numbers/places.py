@@ -87,7 +87,10 @@ def is_one_number(node: fx.Node) -> bool:
 
 def _known(node: fx.Node) -> Twin | None:
     target = computed_by(node)
-    return next((t[target] for t in (TWINS, ACTIVATIONS, LOSSES, PARTS, SHIFTS, WITH_CHANCE, WITHIN) if target in t), None)
+    return next(
+        (t[target] for t in (TWINS, ACTIVATIONS, LOSSES, PARTS, SHIFTS, WITH_CHANCE, WITHIN) if target in t),
+        None,
+    )
 
 
 def place_of_chance(node: fx.Node) -> int | None:

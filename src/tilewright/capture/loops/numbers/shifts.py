@@ -13,8 +13,8 @@ from .twins import Number, Twin
 def _roll(
     input: Tensor, shifts: Number | Sequence[Number], dims: int | Sequence[int] = (), *, kind: torch.dtype
 ) -> Tensor:
-    by = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
-    along = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    by = shifts if isinstance(shifts, Sequence) else [shifts]
+    along = dims if isinstance(dims, Sequence) else [dims]
     if not along:
         return _roll(input.flatten(), by, 0, kind=kind).reshape(input.shape)
     for shift, dim in zip(by, along, strict=True):
@@ -39,7 +39,13 @@ def _diagonals(input: Tensor) -> Tensor:
 
 
 def diagonal_of(
-    input: Tensor, length: int, offset: Number = 0, dim1: int = 0, dim2: int = 1, *, kind: torch.dtype | None = None
+    input: Tensor,
+    length: int,
+    offset: Number = 0,
+    dim1: int = 0,
+    dim2: int = 1,
+    *,
+    kind: torch.dtype | None = None,
 ) -> Tensor:
     """So much of a diagonal: a view, or a copy if `offset` is a tensor."""
     if not isinstance(offset, Tensor):

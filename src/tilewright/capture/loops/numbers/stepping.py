@@ -86,7 +86,9 @@ def copied(
         return graph.create_node(node.op, node.target, args, kwargs)
     called = computed_by(node)
     apart = twin is not None and writes_over(node)
-    apart = apart or (called is not node.target and isinstance(node.args[0], fx.Node))  # no number is written over
+    apart = apart or (
+        called is not node.target and isinstance(node.args[0], fx.Node)
+    )  # no number is written over
     # The gradient may read what lies there, and it is written over.
     operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
     if twin is not None:

@@ -37,54 +37,73 @@ class _Part:
 
 
 def place_parts(gm: fx.GraphModule, *, through: bool = False) -> fx.GraphModule:
-    """The graph in which parts of tensors that are written in parts are taken and written at places; itself if there
-    are none. Parts that are written `through` (`cache[k].add_(x)`) are then written once more, behind what does so.
-    Nodes carry `meta["example_value"]`."""
+    """The graph in which parts of tensors that are written in parts are taken and written at places, and diagonals are
+    taken as well; itself if there are none. Parts that are written `through` (`cache[k].add_(x)`) are then written once
+    more, behind what does so. Nodes carry `meta["example_value"]`."""
     nodes = list(gm.graph.nodes)
     accesses = {n: part for n in nodes if (part := _part(n)) is not None}
     written = {m for n in nodes if _is_written_over(n) for m in memories_of(val_of(cast(fx.Node, n.args[0])))}
     accesses = {n: p for n, p in accesses.items() if written.intersection(memories_of(val_of(p.base)))}
-    diagonals = [n for n in nodes if n.target in _DIAGONALS and isinstance(val_of(n), FakeTensor)]
+    diagonals = [n for n in nodes if n.target in _DIAGONALS and n.args and isinstance(val_of(n), FakeTensor)]
     read = _read(nodes, [*(n for n in accesses if n.target is not operator.setitem), *diagonals])
-    diagonals = {n for n in diagonals if read[n].fresh and not read[n].writers}
-    placed = {n: p for n, p in accesses.items() if n not in read or (read[n].fresh and (through or not read[n].writers))}
-    if not placed and not diagonals:
+    copied = {n for n, r in read.items() if r.fresh and (not r.writers or (through and n in accesses))}
+    placed = {n: p for n, p in accesses.items() if n not in read or n in copied}
+    if not placed and not copied:
         return gm
     again: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
     for taken in reversed([n for n in placed if n in read]):  # a part of a part is written into that first
-        for writer in read[taken].writers:
-            again[writer].append(taken)
-    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-
-    def call(part: _Part, node: fx.Node, *value: fx.Node) -> fx.Node:
-        given = (values[part.base], part.index, list(part.at), *value)
-        made = graph.call_function(put_at if value else take_at, given)  # pyright: ignore[reportArgumentType]
-        made.meta = {**node.meta, "example_value": val_of(part.base if value else node)}
-        return made
-
+        for n in read[taken].writers:
+            again[n].append(taken)
+    writer = _Writer(fx.Graph(), {})
     for node in nodes:
         part = placed.get(node)
-        if node in diagonals:
-            base, *others = fx.map_arg(node.args, values.__getitem__)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
-            given = (base, cast(Tensor, val_of(node)).shape[-1], *others)
-            values[node] = graph.call_function(diagonal_of, given, dict(node.kwargs))  # pyright: ignore[reportArgumentType]
-            values[node].meta = dict(node.meta)
-        elif part is None:
-            values[node] = graph.node_copy(node, values.__getitem__)
+        if part is not None:
+            value = node.args[2] if node.target is operator.setitem else None
+            writer.values[node] = writer.call(node, part, cast("fx.Node | None", value))
+        elif node in copied:
+            writer.values[node] = writer.diagonal(node)
         else:
-            written_there = [cast(fx.Node, node.args[2])] if node.target is operator.setitem else []
-            values[node] = call(part, node, *(values[n] for n in written_there))
+            writer.values[node] = writer.graph.node_copy(node, writer.values.__getitem__)
         for taken in again.get(node, ()):
-            call(placed[taken], node, values[taken])
-    made = fx.GraphModule(gm, graph)
+            writer.call(node, placed[taken], taken)
+    made = fx.GraphModule(gm, writer.graph)
     made.meta = dict(gm.meta)
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes the new graph: `values` stand for nodes of the old one."""
+
+    graph: fx.Graph
+    values: dict[fx.Node, fx.Node]
+
+    def call(self, node: fx.Node, part: _Part, value: fx.Node | None) -> fx.Node:
+        """Takes a part, or writes a value into it, where `node` stands."""
+        given = (self.values[part.base], part.index, list(part.at))
+        if value is None:
+            made = self.graph.call_function(take_at, given)  # pyright: ignore[reportArgumentType]
+        else:
+            made = self.graph.call_function(put_at, (*given, self.values[value]))  # pyright: ignore[reportArgumentType]
+        made.meta = {**node.meta, "example_value": val_of(node if value is None else part.base)}
+        return made
+
+    def diagonal(self, node: fx.Node) -> fx.Node:
+        """Takes a diagonal."""
+        base, *others = node.args
+        length = cast(Tensor, val_of(node)).shape[-1]
+        given = (self.values[cast(fx.Node, base)], length, *others)
+        made = self.graph.call_function(diagonal_of, given, dict(node.kwargs))  # pyright: ignore[reportArgumentType]
+        made.meta = dict(node.meta)
+        return made
 
 
 def _is_written_over(node: fx.Node) -> bool:
     """Whether the first operand of a node seems to be written into."""
     named = isinstance(node.target, str) and node.target.endswith("_") and not node.target.endswith("__")
-    writes = node.target is operator.setitem or node.target in IN_PLACE or (named and node.op == "call_method")
+    writes = (
+        node.target is operator.setitem or node.target in IN_PLACE or (named and node.op == "call_method")
+    )
     return writes and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
@@ -140,7 +159,9 @@ def _placed(base: fx.Node, index: Sequence[object], tensor: Tensor) -> _Part | N
         else:
             at.append(place[0])
             how.append(place[1])
-    return _Part(base, tuple(how), tuple(at)) if at and not any(type(x) is int and x < 0 for x in how) else None
+    return (
+        _Part(base, tuple(how), tuple(at)) if at and not any(type(x) is int and x < 0 for x in how) else None
+    )
 
 
 def _place(x: object, size: object) -> tuple[int, int] | None:
@@ -179,8 +200,12 @@ def _read(nodes: Sequence[fx.Node], takes: Sequence[fx.Node]) -> dict[fx.Node, _
         users = {u for n in shown for u in n.users}
         last = max(map(where.__getitem__, users), default=0)
         between = [n for m in memory for n in writes[m] if where[node] < where[n] <= last]
-        writers = [n for n in between if n in users and (n.target is not operator.setitem or n.args[0] in shown)]
-        fresh = all(n in writers or where[n] == last for n in between) and not any(u.op == "output" for u in users)
+        writers = [
+            n for n in between if n in users and (n.target is not operator.setitem or n.args[0] in shown)
+        ]
+        fresh = all(n in writers or where[n] == last for n in between) and not any(
+            u.op == "output" for u in users
+        )
         found[node] = _Read(fresh, tuple(writers))
     return found
 
@@ -190,7 +215,12 @@ def _writes(nodes: Sequence[fx.Node], memory: set[int]) -> dict[int, list[fx.Nod
     found: defaultdict[int, list[fx.Node]] = defaultdict(list)
     for node in nodes:
         touched = {m for n in node.all_input_nodes for m in memories_of(val_of(n)) if m in memory}
-        if not touched or node.op == "output" or _part(node) is not None and node.target is not operator.setitem:
+        if (
+            not touched
+            or node.op == "output"
+            or _part(node) is not None
+            and node.target is not operator.setitem
+        ):
             continue
         for m in written_by(node, touched):
             found[m].append(node)
