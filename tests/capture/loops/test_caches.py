@@ -16,13 +16,10 @@ Write = Callable[[Tensor, Tensor, int], object]
 
 WRITES: dict[str, Write] = {
     "a row": lambda cache, x, k: cache[:, k].copy_(x),
-    "a slice": lambda cache, x, k: cache.narrow(1, k, 1).copy_(x[:, None]),
     "selected": lambda cache, x, k: cache.select(1, k).copy_(x),
     "in place, twice": lambda cache, x, k: cache[:, k].mul_(0.5).add_(x),
     "a part of a row": lambda cache, x, k: cache[:, k, 1:3].add_(x[:, :2]),
-    "by index": lambda cache, x, k: cache.index_copy_(1, torch.tensor([k]), x[:, None]),
     "broadcast": lambda cache, x, k: cache[:, k].copy_(x[:1]),
-    "around": lambda cache, x, k: cache[:, k % 5].copy_(x),
     "in any order": lambda cache, x, k: cache[:, k * 5 % STEPS].copy_(x),
     "a cell": lambda cache, x, k: cache[k % 2, k].copy_(x[0]),
 }

@@ -18,21 +18,21 @@ STEPS = 12
 Step = Callable[[Tensor, Tensor, int], Tensor]
 
 STEPPED: dict[str, Step] = {
-    "rolled": lambda h, y, k: torch.sin(h.roll(k, 1) + torch.roll(y, (k, -k), (0, 1))),
-    "rolled as one row": lambda h, y, k: torch.sin(torch.roll(h, -k) + y),
+    "rolled": lambda h, y, k: torch.sin(h.roll(k, 1) + torch.roll(y, (k, -k), (0, 1)) + y.roll(-k)),
     "triangles": lambda h, y, k: torch.sin(h).tril(k - 3) + torch.triu(y, diagonal=3 - k),
     "huber": lambda h, y, k: torch.sin(h + F.huber_loss(h, y, delta=0.1 + 0.05 * k)),
     "smooth l1": lambda h, y, k: torch.sin(h + F.smooth_l1_loss(h, y, reduction="none", beta=0.25 * k)),
     "smoothed labels": lambda h, y, k: torch.sin(
         h + y * F.cross_entropy(h, torch.arange(6) % 4, label_smoothing=k / 20)
     ),
-    "smoothed shares": lambda h, y, k: torch.sin(h + F.cross_entropy(h, y.softmax(1), label_smoothing=k / 20)),
+    "smoothed shares": lambda h, y, k: torch.sin(
+        h + F.cross_entropy(h, y.softmax(1), label_smoothing=k / 20)
+    ),
     "quantiles": lambda h, y, k: torch.sin(h + torch.quantile(y * h, k / 11, dim=1)),
     "norms": lambda h, y, k: torch.sin(h + y / 9 * torch.norm(h, p=0.5 + k, dim=1, keepdim=True)),
-    "momentum": lambda h, y, k: F.batch_norm(
-        h, torch.zeros(6), torch.ones(6), training=True, momentum=1 / (k + 1)
-    ).sin()
-    + y,
+    "momentum": lambda h, y, k: (
+        F.batch_norm(h, torch.zeros(6), torch.ones(6), training=True, momentum=1 / (k + 1)).sin() + y
+    ),
     "in place": lambda h, y, k: F.leaky_relu(F.elu(torch.sin(h + y), 0.1 * k, inplace=True), 0.1 * k, True),
     "added at indices": lambda h, y, k: torch.sin(h).index_add(0, torch.tensor([1, 2]), y[:2], alpha=0.1 * k),
 }
