@@ -26,6 +26,8 @@ OP_DECLARATIONS = frozenset({"ir.ops", "capture.aten", "capture.onnx.ops"})
 
 FIXED_SIGNATURES: Mapping[str, str] = {
     "capture.loops.op": "torch calls what implements an operator with each of its operands",
+    "capture.loops.numbers.losses": "a twin is called with the arguments of its op",
+    "capture.loops.numbers.parts_at": "a twin is called with the arguments of its op",
 }
 """Modules whose signatures others fix."""
 

@@ -112,6 +112,10 @@ class RepeatLimits:
     """Places in a step at which it is tried to begin."""
     max_steps_back: int = 8
     """How many steps back a step may read."""
+    max_cycle: int = 8
+    """Steps of which each is another one, that come again and again: they are taken as one."""
+    min_cycles: int = 4
+    """How often they come at least."""
     min_part_steps: int = 10
     """Steps from which on the parts of a long run that is interrupted again and again are loops: each costs some
     seconds of compile time, as many as so many steps."""

@@ -222,7 +222,7 @@ def test_programs_without_loops_stay_as_they_are() -> None:
     assert loops() == 0
 
 
-def test_what_cannot_be_computed_apart_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_computed_apart_is_written_at_places(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> Tensor:
         raise RuntimeError("no such kernel")
 
@@ -234,4 +234,4 @@ def test_what_cannot_be_computed_apart_stays(monkeypatch: pytest.MonkeyPatch) ->
         return out, h
 
     monkeypatch.setitem(in_place_ops.IN_PLACE, operator.iadd, fails)
-    agrees(run, *operands(), count=0)
+    agrees(run, *operands())

@@ -21,12 +21,17 @@ from tilewright.tuning.search_limits import REPEATS
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """`steps` times `period` nodes from number `start` on have the same keys, step by step. More than `most` steps are
-    worth a loop."""
+    worth a loop. Each is `cycle` steps of the program."""
 
     start: int
     period: int
     steps: int
     most: int = 0
+    cycle: int = 1
+
+    def joined(self, cycle: int) -> Repeat:
+        """The same with so many steps as one."""
+        return Repeat(self.start, self.period * cycle, self.steps // cycle, self.most // cycle, cycle)
 
 
 def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True) -> list[Repeat]:

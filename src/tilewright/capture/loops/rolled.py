@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -42,9 +42,10 @@ from .scanned import CHECKPOINTS, Scan, ScannedLoop, replace_by_scan, tensors_of
 from .spelling.bodies import with_bodies_once
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
+from .spelling.places import place_parts
 from .spelling.rows import write_rows_once
 from .taken.kinds import Drawn, Numbers
-from .unrolled import BeginsUnlike, EqualSteps, Unlike, classify_reads, runs
+from .unrolled import BeginsUnlike, EqualSteps, Unlike, classify_reads, cycle_of, runs
 
 LOG = logging.getLogger("tilewright")
 _DRAWS = "draws"
@@ -77,30 +78,52 @@ def _rolled(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     if _device(gm.graph.nodes) not in ("cpu", "cuda"):
         return gm
-    made, found = write_parts_by_index(with_bodies_once(gm)), False
+    plain = with_bodies_once(gm)
+    made, found = write_parts_by_index(plain), False
     most = LOOPS.max_unrolled_steps
     while True:
         spelled, loop = made, _first_loop(list(made.graph.nodes), most)
-        if loop is None:
-            spelled = write_rows_once(compute_apart(made))
-            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
+        for spell in _SPELLINGS:
+            if loop is None:
+                spelled = spell(made, plain)
+                loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
             return made if found else gm
-        if loop.steps <= most:  # a part of many: what is left of them alone may be few
+        if loop.steps * loop.cycle <= most:  # a part of many: what is left of them alone may be few
             most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
+        plain = made
+
+
+_SPELLINGS: tuple[Callable[[fx.GraphModule, fx.GraphModule], fx.GraphModule], ...] = (
+    lambda made, _: write_rows_once(compute_apart(made)),
+    lambda made, _: place_parts(compute_apart(made)),
+    lambda _, plain: place_parts(plain, through=True),
+)
+"""Other spellings of a graph, of one with writes into parts by index and of what it was before, tried in this order
+where no steps are found alike."""
 
 
 def _first_loop(nodes: Sequence[fx.Node], most: int) -> ScannedLoop | None:
     """A loop of more than `most` steps among these nodes; one of whose steps each one reads an input of its own only if
     there is no other."""
-    for named in (True, False):
-        for repeat in repeats(nodes, most, named=named):
-            loop = _loop(nodes, repeat)
-            if loop is not None:
-                return loop
+    for cycles in (False, True):
+        for named in (True, False):
+            for repeat in repeats(nodes, most, named=named):
+                cycle = cycle_of(_windows(nodes, repeat)) if cycles else 1
+                loop = _loop(nodes, repeat.joined(cycle)) if cycles == (cycle > 1) else None
+                if loop is not None:
+                    return loop
     return None
+
+
+def _windows(nodes: Sequence[fx.Node], repeat: Repeat, shift: int = 0) -> list[list[fx.Node]]:
+    """The nodes of each step, begun so many nodes later."""
+    period, start = repeat.period, repeat.start + shift
+    return [
+        list(nodes[start + k * period : start + (k + 1) * period]) for k in range(repeat.steps - (shift > 0))
+    ]
 
 
 def _device(nodes: Iterable[fx.Node]) -> str:
@@ -112,8 +135,7 @@ def _device(nodes: Iterable[fx.Node]) -> str:
 def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
     """The loop of a stretch, if it is one: of all its steps, or of the longest run of steps that are alike."""
     period, shift = repeat.period, shift_of(nodes, repeat)
-    start, count = repeat.start + shift, repeat.steps - (shift > 0)
-    windows = [list(nodes[start + k * period : start + (k + 1) * period]) for k in range(count)]
+    start, windows = repeat.start + shift, _windows(nodes, repeat, shift)
     if not all(n.op in ("call_function", "call_method") for n in windows[0]):
         return None
     for first, last in runs(windows):
@@ -128,7 +150,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> ScannedLoop | None:
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
-                return ScannedLoop(steps, body, stacked, ends, written, idle)
+                return ScannedLoop(steps, body, stacked, ends, written, idle, repeat.cycle)
             except BeginsUnlike as why:
                 LOG.info("%s: the loop begins with the next one", why)
                 first += 1

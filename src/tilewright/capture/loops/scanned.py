@@ -44,6 +44,8 @@ class ScannedLoop:
     ends: Mapping[int, int]
     written: frozenset[fx.Node]
     idle: frozenset[int]
+    cycle: int = 1
+    """How many steps of the program each step is."""
 
     @property
     def steps(self) -> int:

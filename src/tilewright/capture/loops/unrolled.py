@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import lcm
 from typing import cast
 
 import torch
@@ -15,7 +17,7 @@ from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
-from .numbers.places import place_of_chance, takes_number
+from .numbers.places import knows, place_of_chance, takes_number
 from .numbers.within import InBody, Values, body_of, changing_numbers
 from .taken.kinds import Numbers, Own, Picked, Sliced, Taken
 from .taken.parts import indexed, picked, picks, sliced
@@ -152,6 +154,35 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
     return sorted(runs, key=lambda r: r[0] - r[1])
 
 
+def cycle_of(windows: Sequence[Sequence[fx.Node]]) -> int:
+    """After how many steps those plain arguments come again that keep steps apart (`flip(k % 2)`); 1 if they do not,
+    or there are none."""
+    cycle = 1
+    for nodes in zip(*windows, strict=True):
+        for p, across in enumerate(zip(*map(arguments_of, nodes), strict=True)):
+            if not _keeps_apart(nodes[0], p, across):
+                continue
+            again = (n for n in range(2, REPEATS.max_cycle + 1) if across[n:] == across[:-n])
+            cycle = lcm(cycle, next(again, REPEATS.max_cycle + 1))
+            if cycle > REPEATS.max_cycle:
+                return 1
+    return cycle if cycle * REPEATS.min_cycles <= len(windows) else 1
+
+
+def _keeps_apart(node: fx.Node, place: int, across: Sequence[object]) -> bool:
+    """Whether an argument, which is across[k] in step k, makes steps unlike: a plain one that neither stays, nor
+    counts, nor may differ."""
+    if isinstance(across[0], fx.Node) or all(type(a) is type(across[0]) and a == across[0] for a in across):
+        return False
+    plain = [a for a in across if isinstance(a, (int, float))]
+    if len(plain) == len(across) and takes_number(node, place) and knows(node, place, plain):
+        return False
+    whole = [a for a in across if type(a) is int]
+    if len(whole) < len(across):
+        return True
+    return not picks(node, place) and len({b - a for a, b in pairwise(whole)}) > 1
+
+
 def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     """By how much a plain argument of a node differs from that of the step before. Numbers may differ at will."""
     if type(now) in (int, float) and type(before) in (int, float) and takes_number(*at):
@@ -208,7 +239,10 @@ def _read(
             node = made.windows[1][at[0]]
             if not takes_number(node, at[1]) or not all(type(a) in (int, float) for a in across):
                 raise Unlike(f"an argument of {node.target} differs from step to step")
-            made.sliced[at] = Numbers(cast(tuple[float, ...], tuple(across)))
+            values = cast(tuple[float, ...], tuple(across))
+            if not knows(node, at[1], values):
+                raise Unlike(f"{node.target} computes otherwise with some of the numbers that change")
+            made.sliced[at] = Numbers(values)
         return
     if second in where[1]:
         if any(a not in where[k] or where[k][a] != where[1][second] for k, a in enumerate(across)):  # pyright: ignore[reportArgumentType]

@@ -52,7 +52,7 @@ def test_what_is_written_is_read_as_it_is_then() -> None:
             x[k % 7] = h
         return h, x
 
-    agrees(program, torch.randn(3, 8), torch.randn(7, 3, 8), count=0, trains=False)
+    agrees(program, torch.randn(3, 8), torch.randn(7, 3, 8), trains=False)
 
 
 def test_parts_that_steps_write_into() -> None:
@@ -64,7 +64,7 @@ def test_parts_that_steps_write_into() -> None:
             x.select(0, at).add_(h)
         return h, x
 
-    agrees(program, torch.randn(3, 8), torch.randn(7, 3, 8), count=0, trains=False)
+    agrees(program, torch.randn(3, 8), torch.randn(7, 3, 8), trains=False)
 
 
 def test_parts_of_what_a_step_fills() -> None:

@@ -1,5 +1,6 @@
 """Activations and norms whose plain numbers change with the step of a loop, as `twins` has other ops. Their gradients
-are those of the ops at the places too where two pieces meet."""
+are those of the ops at the places too where two pieces meet. What an op is told to write `inplace`, who calls its twin
+writes (`stepping`)."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from .twins import Number, Twin, computing, number, rounded
 def _leaky_relu(
     input: Tensor, negative_slope: Number = 0.01, inplace: bool = False, *, kind: torch.dtype
 ) -> Tensor:
-    x = _own(input, inplace)
+    x = input.to(computing(input.dtype))
     return torch.where(x > 0, x, x * number(negative_slope, kind)).to(kind)
 
 
 def _elu(input: Tensor, alpha: Number = 1.0, inplace: bool = False, *, kind: torch.dtype) -> Tensor:
-    x = _own(input, inplace)
+    x = input.to(computing(input.dtype))
     return torch.where(x > 0, x, F.elu(x) * number(alpha, kind)).to(kind)
 
 
 def _celu(input: Tensor, alpha: Number = 1.0, inplace: bool = False, *, kind: torch.dtype) -> Tensor:
-    x, scale = _own(input, inplace), number(alpha, kind)
+    x, scale = input.to(computing(input.dtype)), number(alpha, kind)
     return torch.where(x > 0, x, F.elu(x / scale) * scale).to(kind)
 
 
 def _softplus(input: Tensor, beta: Number = 1, threshold: float = 20, *, kind: torch.dtype) -> Tensor:
-    x, scale = _own(input, False), number(beta, kind)
+    x, scale = input.to(computing(input.dtype)), number(beta, kind)
     scaled = x * scale
     return torch.where(scaled > threshold, x, F.softplus(scaled, 1, threshold) / scale).to(kind)
 
@@ -38,14 +39,12 @@ def _softplus(input: Tensor, beta: Number = 1, threshold: float = 20, *, kind: t
 def _threshold(
     input: Tensor, threshold: Number, value: Number, inplace: bool = False, *, kind: torch.dtype
 ) -> Tensor:
-    _own(input, inplace)
     return torch.where(input <= rounded(threshold, kind, input), rounded(value, kind, input), input)
 
 
 def _hardtanh(
     input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0, inplace: bool = False, *, kind: torch.dtype
 ) -> Tensor:
-    _own(input, inplace)
     low, high = rounded(min_val, kind, input), rounded(max_val, kind, input)
     outside = (input <= low) | (input >= high)  # no gradient passes at the bounds, unlike `clamp`
     return torch.where(outside, torch.clamp(input.detach(), low, high), input)
@@ -83,13 +82,6 @@ def _rms_norm(
     assert eps is not None
     x = x * torch.rsqrt(x.square().mean(dims, keepdim=True) + number(eps, kind))
     return (x if weight is None else x * weight).to(kind)
-
-
-def _own(input: Tensor, inplace: bool) -> Tensor:
-    """The operand as the op computes with it. Raises where the op would write over it."""
-    if inplace:
-        raise ValueError("an activation in place, of a number that changes")
-    return input.to(computing(input.dtype))
 
 
 ACTIVATIONS: dict[object, Twin] = {

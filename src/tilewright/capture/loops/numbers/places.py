@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Iterable
 from functools import cache
 from typing import cast
 
@@ -14,7 +15,10 @@ from tilewright.capture.loops.nodes import arguments_of, val_of
 from tilewright.capture.loops.spelling.in_place_ops import IN_PLACE
 
 from .activations import ACTIVATIONS
+from .losses import LOSSES
+from .parts_at import PARTS
 from .random_twins import DRAWN_OVER, WITH_CHANCE, WITHIN
+from .shifts import SHIFTS
 from .twins import TWINS, Twin
 
 _SIGNS = (
@@ -31,6 +35,7 @@ ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n
 
 FILLS = (torch.full, torch.full_like, "new_full")
 """What fills a tensor with a number."""
+_TENSORS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
 
 
 def takes_number(node: fx.Node, place: int) -> bool:
@@ -62,51 +67,64 @@ def twin_of(node: fx.Node, changing: frozenset[int]) -> Twin | None:
     return twin if twin is not None and changing & _twin_places(node) else None
 
 
+def knows(node: fx.Node, place: int, numbers: Iterable[float]) -> bool:
+    """Whether the argument at this place, which may be a number, may be each of these."""
+    twin = _known(node)
+    return twin is None or place not in _twin_places(node) or all(map(twin.knows, numbers))
+
+
+def writes_over(node: fx.Node) -> bool:
+    """Whether `node`, which has a twin, is told to write what it makes over its first operand."""
+    flag = _given(node).get("inplace")
+    return flag is not None and arguments_of(node)[flag[0]] is True
+
+
 def is_one_number(node: fx.Node) -> bool:
     """Whether a node makes a tensor of one number."""
     made = val_of(node)
-    return node.target is torch.tensor and isinstance(made, Tensor) and made.numel() == 1
+    return node.target in _TENSORS and isinstance(made, Tensor) and made.numel() == 1
 
 
 def _known(node: fx.Node) -> Twin | None:
     target = computed_by(node)
-    return next((t[target] for t in (TWINS, ACTIVATIONS, WITH_CHANCE, WITHIN) if target in t), None)
+    return next(
+        (t[target] for t in (TWINS, ACTIVATIONS, LOSSES, PARTS, SHIFTS, WITH_CHANCE, WITHIN) if target in t),
+        None,
+    )
 
 
 def place_of_chance(node: fx.Node) -> int | None:
     """The place of the number that says how likely a node draws something."""
-    return places_of_numbers(node).get("p") if computed_by(node) in WITH_CHANCE else None
+    return next(iter(_twin_places(node)), None) if computed_by(node) in WITH_CHANCE else None
 
 
 def _twin_places(node: fx.Node) -> frozenset[int]:
-    return frozenset(places_of_numbers(node).values())
-
-
-def places_of_numbers(node: fx.Node) -> dict[str, int]:
-    """The places of the arguments that the twin of a node takes as tensors, by their names."""
+    """The places of the arguments that the twin of a node takes as tensors."""
     twin = _known(node)
-    if twin is None:
-        return {}
+    given = {} if twin is None else _given(node)
+    return frozenset(p for name in (twin.numbers if twin else ()) for p in given.get(name, ()))
+
+
+def _given(node: fx.Node) -> dict[str, list[int]]:
+    """The places of the arguments of a node, by the names that its twin has for them: of all that is in a list. None if
+    the twin does not know this spelling of the op."""
+    twin = _known(node)
     counted = iter(range(len(arguments_of(node))))
 
-    def numbered(a: object) -> object:
-        """The place of a plain argument; None for what holds others, whose places are passed over."""
+    def numbered(a: object) -> list[int]:
         inside = [a.start, a.stop, a.step] if isinstance(a, slice) else a
         if isinstance(inside, dict):
             inside = [*cast(dict[str, object], inside).values()]
         if isinstance(inside, (list, tuple)):
-            for x in cast(list[object], inside):
-                numbered(x)
-            return None
-        return next(counted)
+            return [p for x in cast(list[object], inside) for p in numbered(x)]
+        return [next(counted)]
 
     args = [numbered(a) for a in node.args]
     kwargs = {name: numbered(a) for name, a in node.kwargs.items()}
     try:
-        given = _signature(twin).bind(*args, **kwargs, kind=None).arguments
-    except TypeError:  # a spelling of the op that the twin does not know
+        return {} if twin is None else _signature(twin).bind(*args, **kwargs, kind=None).arguments
+    except TypeError:
         return {}
-    return {name: p for name in twin.numbers if isinstance(p := given.get(name), int)}
 
 
 @cache

@@ -18,8 +18,7 @@ def _dropout(
     input: Tensor, p: Number = 0.5, training: bool = True, inplace: bool = False, *, kind: torch.dtype,
     drawn: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    if inplace or not isinstance(p, Tensor):
-        raise ValueError("dropout in place, of a chance that changes")
+    assert isinstance(p, Tensor)
     if drawn is None:
         return input  # it drops nothing
     scale = torch.where(p == 1, torch.zeros_like(p), 1 / (1 - p)).to(computing(kind))

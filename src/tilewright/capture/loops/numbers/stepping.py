@@ -15,7 +15,7 @@ from tilewright.capture.loops.nodes import val_of
 from tilewright.capture.loops.taken.kinds import Numbers
 from tilewright.capture.loops.unrolled import Unlike
 
-from .places import computed_by, in_its_place, twin_of
+from .places import computed_by, in_its_place, twin_of, writes_over
 
 _WIDE = (torch.float64, torch.complex128)
 
@@ -85,7 +85,10 @@ def copied(
     if not changing:
         return graph.create_node(node.op, node.target, args, kwargs)
     called = computed_by(node)
-    apart = called is not node.target and isinstance(node.args[0], fx.Node)  # a number is not written over
+    apart = twin is not None and writes_over(node)
+    apart = apart or (
+        called is not node.target and isinstance(node.args[0], fx.Node)
+    )  # no number is written over
     # The gradient may read what lies there, and it is written over.
     operands = (graph.call_method("clone", args[:1]), *args[1:]) if apart else args
     if twin is not None:

@@ -9,6 +9,7 @@ and the type of the result where the op turns the number into that first. `kind`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,12 @@ class Twin:
 
     function: Callable[..., Tensor]
     numbers: tuple[str, ...]
+    above: float = -math.inf
+    """What each number is larger than; none is infinite where this is not."""
+
+    def knows(self, number: float) -> bool:
+        """Whether it computes what the op does with this number."""
+        return self.above == -math.inf or self.above < number < math.inf
 
 
 def wide(x: Number, kind: torch.dtype) -> Number:
@@ -111,6 +118,14 @@ def _product(a: Tensor, b: Tensor, kind: torch.dtype) -> Tensor:
     return a.to(computing(kind)) @ b.to(computing(kind))
 
 
+def _index_add(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1, kind: torch.dtype
+) -> Tensor:
+    if kind in (torch.float16, torch.bfloat16):
+        raise ValueError("factors that change of sums that are rounded again and again")
+    return torch.index_add(input, dim, index, source * number(alpha, kind))
+
+
 def _masked_fill(input: Tensor, mask: Tensor, value: Number, *, kind: torch.dtype) -> Tensor:
     return torch.masked_fill(input, mask, rounded(value, kind, input))
 
@@ -165,6 +180,7 @@ _BY_NAME: dict[object, Twin] = {
         ("addmm", "baddbmm", "addmv"): Twin(_addmm, ("beta", "alpha")),
         ("masked_fill",): Twin(_masked_fill, ("value",)),
         ("index_fill",): Twin(_index_fill, ("value",)),
+        ("index_add",): Twin(_index_add, ("alpha",)),
         ("scatter",): Twin(_scatter, ("value",)),
         ("clamp", "clip"): Twin(_clamp, ("min", "max")),
         ("clamp_min",): Twin(_clamp_min, ("min",)),

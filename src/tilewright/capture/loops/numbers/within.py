@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from tilewright.capture.loops.nodes import arguments_of, val_of
 
-from .places import place_of_chance, takes_number
+from .places import knows, place_of_chance, takes_number
 
 InBody = tuple[int, int]
 """The number of a node of a body, and of its argument (see `arguments_of`)."""
@@ -42,6 +42,8 @@ def changing_numbers(bodies: Sequence[fx.GraphModule | None]) -> dict[InBody, Va
                 continue
             plain = [a for a in given if type(a) in (int, float)]
             if len(plain) < len(given) or not takes_number(across[0], p) or place_of_chance(across[0]) == p:
+                return None
+            if not knows(across[0], p, plain):
                 return None
             found[m, p] = tuple(plain)  # pyright: ignore[reportArgumentType]
     return found
