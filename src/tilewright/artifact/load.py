@@ -35,12 +35,13 @@ from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.call_form import ProgramCall
-from tilewright.runtime.plan.executable import Executable, Guards
+from tilewright.runtime.plan.executable import TRUSTED, Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import Target, preset
 from tilewright.tuning.text_limits import TEXTS
 
 from . import machine
+from .loops import LoopReader
 from .way import LoadedGraph, LoadedWay
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ class _Loader:
         self.store = ContentStore(default_root(options))
         self.device = None if target.device == "cpu" else torch.device(target.device, 0)
         self.tensors = TensorReader(file, file.text("tensors"), self.device)
-        self.routines = Routines(self._own)
+        native = partial(loop_function, self.store, self.options)
+        loops = LoopReader(file, self.tensors, lambda: self.routines, self._step, native)
+        self.routines = Routines(self._own, None if self.device is not None else loops.read)
 
     def _own(self) -> ProductCalls:
         """For the machine that the artifact is for, which may be a narrower one than this."""
@@ -238,6 +241,10 @@ class _Loader:
         _check_kernels(plan, 0 if built is None else built.kernels, place)
         native = partial(join, native=lambda: loop_function(self.store, self.options))
         return Executable(plan, constants, built, guards=guards, join=native)
+
+    def _step(self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, place: str) -> Executable:
+        """What runs a step of a loop."""
+        return self._executable(plan, constants, unit, TRUSTED, place)
 
     def _on_gpu(
         self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, guards: Guards, place: str

@@ -27,6 +27,7 @@ from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import Target
 
 from . import machine
+from .loops import LoopWriter
 from .targets import TargetCode, code_for, device_of, own_target, targets_named
 
 
@@ -97,7 +98,9 @@ def _target(
     rows: list[Json] = []
     for k, code in enumerate(codes):
         name = f"g{k}"
-        parts.text(f"{name}.plan.{target.name}", write_plan(code.plan, code.constants, tensors))
+        text = f"{name}.plan.{target.name}"
+        loops = LoopWriter(parts, tensors, text)
+        parts.text(text, write_plan(code.plan, code.constants, tensors, loops.keep))
         parts.text(f"{name}.report{suffix}", write_reports(code.told, parts, f"{name}{suffix}"))
         rows.append({"name": name, "unit": _unit(code.unit, parts, f"{name}.unit{suffix}")})
     natives = machine.libraries(target, options, ContentStore(default_root(options)))
