@@ -19,6 +19,7 @@ from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .environment import conditions, shape_env
+from .loops.recurrent import recurrent_loops
 from .symbols import Ranges
 
 
@@ -52,7 +53,7 @@ class Exported:
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """The program in the ops that we declare, without writes but at its end."""
     program = with_copies_of_what_bodies_leave(program)
-    with undropped(), warnings.catch_warnings():
+    with undropped(), recurrent_loops(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         try:
             program = program.run_decompositions(decompositions())
