@@ -23,6 +23,7 @@ from tilewright.capture.torch_declarations import correct_declarations
 from tilewright.pipeline.compiler import COMPILATIONS, Compilation
 from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
+from tilewright.runtime.call.kept_weights import KeptWeights
 from tilewright.runtime.call.model import CompiledModel, TargetWay
 from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cuda import executable
@@ -35,6 +36,7 @@ from .options import Options, OptionsLike
 from .ways.files import FileWay, program_way
 from .ways.programs import SUFFIX as PROGRAM
 from .ways.programs import KeptProgram, ProgramFileWay, load_program
+from .ways.weights import named_weights
 
 if TYPE_CHECKING:
     from .ways.traced import backend
@@ -130,7 +132,7 @@ def compile(
     with asking(runs=False):
         naming = Naming(dims if isinstance(dims, Mapping) else {})
         way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
-        model = CompiledModule(way, target) if isinstance(target, torch.nn.Module) else CompiledModel(way)
+        model = _model(way, target)
         if isinstance(example_inputs, (Tensor, np.ndarray)):
             raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
         if isinstance(example_inputs, Mapping):
@@ -138,6 +140,15 @@ def compile(
         elif example_inputs is not None:
             model.prepare(tuple(example_inputs), {})
     return model
+
+
+def _model(way: TargetWay, target: Target) -> CompiledModel:
+    """What users hold: a module where a module, a file or an exported program was compiled."""
+    if isinstance(target, torch.nn.Module):
+        return CompiledModule(way, target)
+    if isinstance(target, (str, os.PathLike, torch.export.ExportedProgram)):
+        return CompiledModule(way, KeptWeights(named_weights(way), way.device))
+    return CompiledModel(way)
 
 
 def _device(wanted: str | torch.device | None) -> torch.device | None:

@@ -19,13 +19,14 @@ from tilewright.artifact.text.gpu_kernels import read_gpu_unit
 from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
-from tilewright.artifact.text.tensors import TensorReader
+from tilewright.artifact.text.tensors import TensorReader, read_weights
 from tilewright.errors import ArtifactError, BuildError, InputError, shown, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
 from tilewright.plan.data import Launches, Plan
-from tilewright.runtime.call.model import CompiledModel
+from tilewright.runtime.call.kept_weights import KeptWeights
+from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given, usable_cores
@@ -55,7 +56,7 @@ def load(
     rebuild: bool = True,
     device: str | None = None,
     options: Options | None = None,
-) -> CompiledModel:
+) -> CompiledModule:
     """The model that `tilewright.save` kept. Its machine code runs if this user made the file, or with `trust`, which
     lets whoever made it run code as you. Of several machines that it has code for, the first that fits this one is
     taken, on this kind of `device` ("cpu" or "cuda") if one is named. Else, or where it is for another machine or
@@ -74,14 +75,19 @@ def load(
         raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
     chosen, refused, hint = _chosen(facts, targets, own, given)
     if chosen is not None:
-        return CompiledModel(_Loader(file, facts, chosen, wanted, run).way())
+        return _module(_Loader(file, facts, chosen, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     why = shown(refused, TEXTS.max_message_characters)
     warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
-    return CompiledModel(rebuilt(file, facts, wanted, trusted=own))
+    return _module(rebuilt(file, facts, wanted, trusted=own))
+
+
+def _module(way: LoadedWay) -> CompiledModule:
+    """What users hold."""
+    return CompiledModule(way, KeptWeights(way.weights, way.device))
 
 
 def _chosen(
@@ -206,6 +212,9 @@ class _Loader:
             graph.trace = self.run.trace
         way = LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
         way.device = self.device
+        place = f"{self.file.place}, section weights"
+        told = self.file.text("weights")
+        way.weights = self.run("weights", lambda: read_weights(told, self.tensors, place), _nothing)
         return way
 
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:

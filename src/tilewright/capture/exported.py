@@ -48,6 +48,8 @@ class Exported:
     """Of sizes, where they are wider than those that the program was traced with."""
     constants: Mapping[int, object] = field(default_factory=dict[int, object])
     """What stood in flat arguments at export that were no tensors and became part of the program: None, numbers."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the program's author calls weights and state, by placeholder name."""
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
@@ -79,6 +81,7 @@ def exported(program: ExportedProgram) -> Exported:
     state: dict[str, Tensor] = {}
     inputs: list[str] = []
     constants: dict[int, object] = {}
+    names: dict[str, str] = {}
     for spec in signature.input_specs:
         name = getattr(spec.arg, "name", "")
         if spec.kind is InputKind.USER_INPUT:
@@ -87,6 +90,7 @@ def exported(program: ExportedProgram) -> Exported:
             inputs.append(name)
         elif spec.target is not None and spec.target in tensors:
             (state if spec.target in targets else weights)[name] = tensors[spec.target]
+            names[name] = spec.target
         else:
             raise UnsupportedError(f"an input of kind {spec.kind.name}", phase="capture", op=name)
     writes: dict[int, Tensor | int] = {}
@@ -119,4 +123,5 @@ def exported(program: ExportedProgram) -> Exported:
         needed,
         ranges,
         constants,
+        names,
     )
