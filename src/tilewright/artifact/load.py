@@ -68,12 +68,12 @@ def load(
     run = PhaseRecorder()
     file = run("read", lambda: container.read(Path(path)), _nothing)
     facts = _Facts(file)
-    own = seals.is_ours(file, given) or trust
+    own = run("look at the seal", lambda: seals.is_ours(file, given), _nothing) or trust
     wanted = _merged(facts.options, given, file.place, trusted=own)
     targets = [t for t in facts.targets if device in (None, t.device)]
     if not targets:
         raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
-    chosen, refused, hint = _chosen(facts, targets, own, given)
+    chosen, refused, hint = run("compare machines", lambda: _chosen(facts, targets, own, given), _nothing)
     if chosen is not None:
         return _module(_Loader(file, facts, chosen, wanted, run).way())
     if not rebuild:
@@ -199,23 +199,27 @@ class _Loader:
 
     def way(self) -> LoadedWay:
         """All graphs."""
-        for identity, section in self.target.libraries.items():
-            if not is_given(identity):
-                give_library(identity, self._library(str(section)))
+        self.run("libraries", self._give_libraries, _nothing)
         try:
             graphs = [
                 self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.target.rows
             ]
         except (BuildError, ValueError, AttributeError, OSError) as bad:  # what loading a library raises
             raise damaged(f"its machine code does not load: {bad}", self.file.place) from bad
-        for graph in graphs:
-            graph.trace = self.run.trace
         way = LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
         way.device = self.device
         place = f"{self.file.place}, section weights"
         told = self.file.text("weights")
         way.weights = self.run("weights", lambda: read_weights(told, self.tensors, place), _nothing)
+        for graph in graphs:
+            graph.trace = self.run.trace
         return way
+
+    def _give_libraries(self) -> None:
+        """Code that all plans for the machine share."""
+        for identity, section in self.target.libraries.items():
+            if not is_given(identity):
+                give_library(identity, self._library(str(section)))
 
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"

@@ -31,7 +31,7 @@ from .disk import regular, replacing
 from .strict_json import CHANGED, damaged, dump, parse
 
 MAGIC = b"\x93TILEWRT"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 SUFFIX = ".tw"
 _PREFIX = struct.Struct("<8sIIQ32s32s")
