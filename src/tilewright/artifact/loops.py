@@ -14,7 +14,6 @@ from tilewright.artifact.text.program import read_plan, write_plan
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader, TensorWriter
 from tilewright.artifact.text.typed import check_types
-from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, LibraryCall, Loop, Value
 from tilewright.ir.text.values import Json
 from tilewright.plan.data import Plan, Spec
@@ -22,6 +21,8 @@ from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.plan.executable import Executable
+
+from .targets import loop_on_gpu
 
 
 class LoopWriter:
@@ -35,10 +36,7 @@ class LoopWriter:
         """The section of what runs a loop, and of all that this needs. Raises UnsupportedError for loops on GPUs."""
         runner = call.function
         if not isinstance(runner, LoopRunner) or runner.native is None:
-            raise UnsupportedError(
-                "a loop on a GPU cannot be kept in an artifact yet", phase="save", op=call.name,
-                hint="compile the model where it runs (warm caches make that quick)",
-            )  # fmt: skip
+            raise loop_on_gpu(call.name)
         name = f"{self._name}.loop{self._count}"
         self._count += 1
         loop = runner.loop
