@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ from tilewright.runtime.cuda import executable
 from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.stats import STATS, Stats
 
-from .errors import InputError, UnknownKeyword, UnsupportedError, near_match
+from .errors import InputError, UnsupportedError, names_keywords
 from .keep.captures import OUTSIDE, FileBytes
 from .options import Options, OptionsLike
 from .ways.files import FileWay, program_way
@@ -41,8 +39,6 @@ from .ways.weights import named_weights
 if TYPE_CHECKING:
     from .ways.traced import backend
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
 
@@ -85,22 +81,7 @@ def reset() -> None:
 # --- compile ---------------------------------------------------------------------
 
 
-def _names_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """With an error for unknown keywords that names the one which was perhaps meant."""
-    known = [p.name for p in inspect.signature(function).parameters.values()]
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                hint = near_match(name, known, "its keywords")
-                raise UnknownKeyword(f"{function.__name__} takes no {name!r}", phase="input", hint=hint)
-        return function(*args, **kwargs)
-
-    return checked
-
-
-@_names_keywords
+@names_keywords
 def compile(
     target: Target,
     example_inputs: Sequence[object] | Mapping[str, object] | None = None,

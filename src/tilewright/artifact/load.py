@@ -20,7 +20,7 @@ from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader, read_weights
-from tilewright.errors import ArtifactError, BuildError, InputError, shown, warn
+from tilewright.errors import ArtifactError, BuildError, InputError, names_keywords, shown, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.state import CapturedProgram
 
 
+@names_keywords
 def load(
     path: str | os.PathLike[str],
     *,

@@ -15,7 +15,7 @@ from tilewright.artifact.text.program import Interface
 from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import exported
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import InputError, UnsupportedError, names_keywords
 from tilewright.pipeline.compiler import Compiled
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.dynamo import TracedWay
@@ -30,6 +30,7 @@ from .captures import CapturedWay
 from .export import export, parameters_of
 
 
+@names_keywords
 def save(
     model: CompiledModel,
     path: str | os.PathLike[str],
