@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import tilewright
 from tilewright import errors
 
 
@@ -41,3 +44,9 @@ def test_a_refused_schedule_names_its_law() -> None:
 def test_all_are_one_family(kind: type[errors.TilewrightError]) -> None:
     assert issubclass(kind, errors.TilewrightError)
     assert issubclass(errors.CacheWarning, Warning)
+
+
+@pytest.mark.parametrize("call", [tilewright.load, tilewright.save, tilewright.compile])
+def test_unknown_keywords_are_named(call: Any) -> None:
+    with pytest.raises(errors.UnknownKeyword, match="takes no 'target"):
+        call("x", targetz=[])

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,24 +21,24 @@ from tilewright.capture.torch_declarations import correct_declarations
 from tilewright.pipeline.compiler import COMPILATIONS, Compilation
 from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
+from tilewright.runtime.call.kept_weights import KeptWeights
 from tilewright.runtime.call.model import CompiledModel, TargetWay
 from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cuda import executable
 from tilewright.runtime.own.ahead import built_ahead
 from tilewright.runtime.stats import STATS, Stats
 
-from .errors import InputError, UnknownKeyword, UnsupportedError, near_match
+from .errors import InputError, UnsupportedError, names_keywords
 from .keep.captures import OUTSIDE, FileBytes
 from .options import Options, OptionsLike
 from .ways.files import FileWay, program_way
 from .ways.programs import SUFFIX as PROGRAM
 from .ways.programs import KeptProgram, ProgramFileWay, program_loader
+from .ways.weights import named_weights
 
 if TYPE_CHECKING:
     from .ways.traced import backend
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
 
@@ -83,22 +81,7 @@ def reset() -> None:
 # --- compile ---------------------------------------------------------------------
 
 
-def _names_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """With an error for unknown keywords that names the one which was perhaps meant."""
-    known = [p.name for p in inspect.signature(function).parameters.values()]
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                hint = near_match(name, known, "its keywords")
-                raise UnknownKeyword(f"{function.__name__} takes no {name!r}", phase="input", hint=hint)
-        return function(*args, **kwargs)
-
-    return checked
-
-
-@_names_keywords
+@names_keywords
 def compile(
     target: Target,
     example_inputs: Sequence[object] | Mapping[str, object] | None = None,
@@ -130,7 +113,7 @@ def compile(
     with asking(runs=False):
         naming = Naming(dims if isinstance(dims, Mapping) else {})
         way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
-        model = CompiledModule(way, target) if isinstance(target, torch.nn.Module) else CompiledModel(way)
+        model = _model(way, target)
         if isinstance(example_inputs, (Tensor, np.ndarray)):
             raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
         if isinstance(example_inputs, Mapping):
@@ -138,6 +121,15 @@ def compile(
         elif example_inputs is not None:
             model.prepare(tuple(example_inputs), {})
     return model
+
+
+def _model(way: TargetWay, target: Target) -> CompiledModel:
+    """What users hold: a module where a module, a file or an exported program was compiled."""
+    if isinstance(target, torch.nn.Module):
+        return CompiledModule(way, target)
+    if isinstance(target, (str, os.PathLike, torch.export.ExportedProgram)):
+        return CompiledModule(way, KeptWeights(named_weights(way), way.device))
+    return CompiledModel(way)
 
 
 def _device(wanted: str | torch.device | None) -> torch.device | None:

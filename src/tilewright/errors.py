@@ -7,10 +7,16 @@ what to do next. It renders as one line, so that a log or a terminal keeps it wh
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 from tilewright.tuning.text_limits import TEXTS
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ONCE: set[str] = set()
 _SAID: dict[str | tuple[str, type[Warning], int], int] = {}
@@ -183,3 +189,18 @@ class CacheWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """A model was compiled again because a call brought other sizes."""
+
+
+def names_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """With an error for unknown keywords that names the one which was perhaps meant."""
+    known = [p.name for p in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                hint = near_match(name, known, "its keywords")
+                raise UnknownKeyword(f"{function.__name__} takes no {name!r}", phase="input", hint=hint)
+        return function(*args, **kwargs)
+
+    return checked

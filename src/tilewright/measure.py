@@ -73,6 +73,8 @@ class BuiltPeer:
     coverage: Callable[[], str] = lambda: ""
     wasted_seconds: float = 0.0
     """Spent on an attempt that failed; not part of the build."""
+    earlier_seconds: float = 0.0
+    """Spent on the build before this was asked for."""
 
 
 @dataclass(frozen=True)
@@ -466,7 +468,7 @@ def prepare(
             built.call(*workload.inputs)
     except Exception as error:  # noqa: BLE001 - whatever a peer raises, it must not stop the others
         return Unavailable(one_line(error))
-    building = middle - start - built.wasted_seconds
+    building = middle - start - built.wasted_seconds + built.earlier_seconds
     return PreparedContestant(name, built.call, building, end - middle, memory.bytes, built.coverage())
 
 

@@ -12,38 +12,30 @@ that is not proved here or looked at when it runs:
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from tilewright.analysis.runtime_checks import from_data, inside_of
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.artifact.op_by_op import loop_in_torch
 from tilewright.artifact.text.program import Interface
 from tilewright.artifact.text.tensors import spread_bytes
 from tilewright.capture.safe_ops import is_safe_op, takes_only_numbers
 from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.ir import reduction as reductions
-from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32, i64
+from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32
 from tilewright.ir.expr import (
-    OF_PROGRAM,
-    SCALARS,
     Axis,
     Expr,
     Symbol,
     axis,
-    conjuncts,
-    make,
     symbol,
     transform,
-    walk,
 )
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Origin, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Origin, Value
 from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
@@ -52,11 +44,10 @@ from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES, MODELS
 
-_SYMBOL = re.compile(r"[su][0-9]{1,9}")
-_UNTOLD = re.compile(r"[^A-Za-z0-9_.:]")
+from .foreign_expressions import SYMBOL, Harmful, Inside, check_divisions, check_node, nodes_of, plain_name
+
 _ANY_NUMBER = (-(1 << 63), None)
 """The range of a number that comes from data."""
-_DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 
 def harmless(program: CapturedProgram, place: str) -> CapturedProgram:
@@ -90,12 +81,8 @@ def _proving(place: str) -> Generator[None]:
         ) from bad  # fmt: skip
 
 
-class _Harmful(Exception):
-    """What cannot be made harmless."""
-
-
 _UNPROVED = (
-    _Harmful, TilewrightError, ValueError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
+    Harmful, TilewrightError, ValueError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
     RuntimeError,
 )  # fmt: skip
 """What is raised of a graph that nobody vouches for. A nesting that is too deep for Python is a RuntimeError."""
@@ -105,28 +92,29 @@ def _likely(traced: SizeHints) -> SizeHints:
     """The sizes that a graph was traced with, as far as they may be some."""
     largest = MODEL_FILES.max_tensor_elements
     return SizeHints(
-        {name: n for name, n in traced.sizes.items() if _SYMBOL.fullmatch(name) and 0 <= n <= largest}
+        {name: n for name, n in traced.sizes.items() if SYMBOL.fullmatch(name) and 0 <= n <= largest}
     )
 
 
 def _check_spread(tensors: Iterable[Tensor]) -> None:
-    """Raise _Harmful where tensors, made dense, would take much more memory than the file."""
+    """Raise Harmful where tensors, made dense, would take much more memory than the file."""
     if sum(map(spread_bytes, tensors)) > ARTIFACTS.max_spread_bytes:
-        raise _Harmful("its tensors are larger than what it holds of them")
+        raise Harmful("its tensors are larger than what it holds of them")
 
 
 class _Harmless:
     """Makes one graph harmless."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, around: Mapping[str, tuple[int, int | None]] | None = None) -> None:
+        """`around`: the ranges of symbols that have one where the graph is the body of a loop."""
         if len(graph.ops) > MODELS.max_file_nodes:
-            raise _Harmful(f"{len(graph.ops)} ops are too many")
+            raise Harmful(f"{len(graph.ops)} ops are too many")
         self._given = graph
         self._memo: dict[Expr, Expr] = {}
         self._values: dict[Value, Value] = {}
         self._ranges: dict[str, tuple[int, int | None]] = {}
         for e in _sizes_of_inputs(graph):
-            for s in (x.value for x in _nodes(e) if isinstance(x.value, Symbol)):
+            for s in (x.value for x in nodes_of(e) if isinstance(x.value, Symbol)):
                 low, high = self._ranges.get(s.name, (s.low, s.high))
                 wide = None if high is None or s.high is None else max(high, s.high)
                 # Nothing divides by a size of 0 then. A call with such a size is refused.
@@ -138,6 +126,7 @@ class _Harmless:
         numbers = {n for op in graph.ops for n in _names(op.binds)}
         for name in {n for op in graph.ops for v in op.outputs for n in _names(v.shape)} - numbers:
             self._ranges.setdefault(name, (0, None))  # a size that a call tells
+        self._ranges |= around or {}
 
     def graph(self) -> Graph:
         """The graph, of the same meaning if it was an honest one."""
@@ -152,21 +141,21 @@ class _Harmless:
         )
         for number in (*(w.input for w in given.writes), *(k for k, _ in given.placed)):
             if not 0 <= number < len(inputs) or not isinstance(inputs[number], Value):
-                raise _Harmful(f"there is no input {number}")
+                raise Harmful(f"there is no input {number}")
         kept = {v for v in given.inputs if isinstance(v, Value)}
         return Graph(
             inputs,
             ops,
             outputs,
             tuple(
-                Origin(k, _name(o.name), _name(o.place), view=bool(o.view))
+                Origin(k, plain_name(o.name), plain_name(o.place), view=bool(o.view))
                 for k, o in enumerate(given.origins)
             ),
             {self._value(v): self._layout(at) for v, at in given.layouts.items() if v in kept},
             constants,
             tuple(replace(w, value=self._value(w.value)) for w in given.writes),
             tuple(
-                replace(p, size=self._size(p.size), op=_name(p.op), place=_name(p.place))
+                replace(p, size=self._size(p.size), op=plain_name(p.op), place=plain_name(p.place))
                 for p in given.preconditions
             ),
             tuple(None if at is None else self._layout(at) for at in given.returned),
@@ -178,7 +167,7 @@ class _Harmless:
         for c in given:
             unknown = set(_names([c])) - self._ranges.keys()
             if c.dtype is not bool_ or unknown:
-                raise _Harmful(f"a condition on {sorted(unknown)}")
+                raise Harmful(f"a condition on {sorted(unknown)}")
         return tuple(map(self._size, given))
 
     # --- parts ---
@@ -186,7 +175,7 @@ class _Harmless:
     def _value(self, v: Value) -> Value:
         if v not in self._values:
             if DTYPES.get(v.dtype.name) is not v.dtype and v.dtype.kind is not Kind.OPAQUE:
-                raise _Harmful(f"{v.dtype} is no type")
+                raise Harmful(f"{v.dtype} is no type")
             torch_dtype(v.dtype)
             self._values[v] = Value(int(v.id), tuple(map(self._size, v.shape)), v.dtype)
         return self._values[v]
@@ -200,21 +189,21 @@ class _Harmless:
         for s in strides:
             fixed = dims.static(s)
             if not dims.at_least(s, 0) or (fixed is not None and fixed > MODEL_FILES.max_shape_product):
-                raise _Harmful(f"{s} is no step of a tensor")
+                raise Harmful(f"{s} is no step of a tensor")
         return strides
 
     def _size(self, e: Expr) -> Expr:
         """A size, which reads nothing."""
-        if any(x.op in ("read", "axis") for x in _nodes(e)):
-            raise _Harmful(f"{e} is no size")
+        if any(x.op in ("read", "axis") for x in nodes_of(e)):
+            raise Harmful(f"{e} is no size")
         return self._expr(e)
 
     def _expr(self, e: Expr) -> Expr:
         """An expression with the symbols that inputs have."""
-        for x in _nodes(e):
-            _check_node(x)
+        for x in nodes_of(e):
+            check_node(x)
         made = transform(e, self._renamed, self._memo)
-        _check_divisions(made)
+        check_divisions(made)
         return made
 
     def _renamed(self, x: Expr) -> Expr | None:
@@ -226,24 +215,26 @@ class _Harmless:
         inputs, outputs = tuple(map(self._value, op.inputs)), tuple(map(self._value, op.outputs))
         origin = op.origin if 0 <= op.origin < len(self._given.origins) else -1
         binds = tuple(map(self._size, op.binds))
-        made = Op(_name(op.name), inputs, outputs, origin=origin, binds=binds)
+        made = Op(plain_name(op.name), inputs, outputs, origin=origin, binds=binds)
         if op.expr is not None:
             return replace(made, expr=self._tensor_expr(op.expr, inputs))
         if op.call is None:
-            raise _Harmful("an op without a meaning")
+            raise Harmful("an op without a meaning")
+        if op.call.loop is not None:
+            return replace(made, call=self._loop(op.call, op.call.loop, inputs))
         return replace(made, call=self._call(op.call, len(inputs)))
 
     # --- tensor expressions ---
 
     def _tensor_expr(self, given: TensorExpr, inputs: Sequence[Value]) -> TensorExpr:
         if given.reduction is not None and given.reduction not in _declared():
-            raise _Harmful(f"{_name(given.reduction.name)} is no declared reduction")
+            raise Harmful(f"{plain_name(given.reduction.name)} is no declared reduction")
         names = [*(f"i{k}" for k in range(len(given.axes))), *(f"r{k}" for k in range(len(given.reduce)))]
         axes = (*given.axes, *given.reduce)
         if len({a.name for a in axes}) < len(axes) or (
             given.scan is not None and given.scan not in given.axes
         ):
-            raise _Harmful("axes that are not told apart")
+            raise Harmful("axes that are not told apart")
         new = {a: Axis(name, self._size(a.extent)) for a, name in zip(axes, names, strict=True)}
         table = {axis(a): axis(b) for a, b in new.items()}
 
@@ -253,13 +244,13 @@ class _Harmless:
         memo: dict[Expr, Expr] = {}
         body: list[Expr] = []
         for b in given.body:
-            for x in _nodes(b):
-                _check_node(x)
-            if any(x.op == "axis" and x not in table for x in _nodes(b)):
-                raise _Harmful("an axis that is not declared")
+            for x in nodes_of(b):
+                check_node(x)
+            if any(x.op == "axis" and x not in table for x in nodes_of(b)):
+                raise Harmful("an axis that is not declared")
             made = transform(b, renamed, memo)
-            _check_divisions(made)
-            body.append(_Inside(made, inputs).held(made, ()))
+            check_divisions(made)
+            body.append(Inside(made, inputs).held(made, ()))
         return TensorExpr(
             tuple(new[a] for a in given.axes), tuple(body), tuple(new[a] for a in given.reduce), given.reduction,
             None if given.scan is None else new[given.scan],
@@ -269,11 +260,11 @@ class _Harmless:
 
     def _call(self, call: LibraryCall, operands: int) -> LibraryCall:
         """A call without promises: what it gives is looked at when it runs."""
-        if call.loop is not None or call.group is not None or call.starts:
-            raise _Harmful(f"{_name(call.name)} is a loop or needs other processes")
+        if call.group is not None or call.starts:
+            raise Harmful(f"{plain_name(call.name)} needs other processes")
         if not is_safe_op(call.function, apart=call.apart is True):
-            raise _Harmful(
-                f"{_name(call.name)} is no functional op of torch's own that looks at what it is given"
+            raise Harmful(
+                f"{plain_name(call.name)} is no functional op of torch's own that looks at what it is given"
             )
         args, kwargs = (
             self._argument(call.args, operands),
@@ -284,20 +275,73 @@ class _Harmless:
             isinstance(a, (str, list, tuple))
             for a in (*args, *kwargs)  # pyright: ignore[reportUnknownVariableType]
         ):
-            raise _Harmful(f"{_name(call.name)} is given no numbers")
+            raise Harmful(f"{plain_name(call.name)} is given no numbers")
         names = [str(name) for name, _ in call.kwargs]
         return LibraryCall(
-            _name(call.name), call.function, args, tuple(zip(names, kwargs, strict=True)),  # pyright: ignore[reportUnknownArgumentType]
+            plain_name(call.name), call.function, args, tuple(zip(names, kwargs, strict=True)),  # pyright: ignore[reportUnknownArgumentType]
             strides=tuple(map(self._strides, call.strides)), reason=_reason(call.reason), pure=False,
             lies=tuple(None if s is None else self._strides(s) for s in call.lies), apart=bool(call.apart),
             places=tuple(int(p) for p in call.places if p >= 0),
         )  # fmt: skip
 
+    def _loop(self, call: LibraryCall, given: Loop, inputs: Sequence[Value]) -> LibraryCall:
+        """A loop whose steps are harmless, called as what it says of itself asks for."""
+        match call.args:
+            case (_, None | Operand(), [*_], [*_], [*_], [*told]):
+                numbers = tuple(self._size(e) if isinstance(e, Expr) else self._scalar(e) for e in told)
+            case _:
+                raise Harmful("a loop is called otherwise")
+        body, first = given.body, given.gated + given.carried + given.sliced
+        scalars = [e for e in body.inputs if isinstance(e, Expr)]
+        if len(scalars) != len(numbers) or not given.gated <= first <= len(inputs) or body.preconditions:
+            raise Harmful("a loop is given other numbers than its steps take")
+        around = dict(self._ranges)
+        for e, number in zip(scalars, numbers, strict=True):
+            if not isinstance(e.value, Symbol) or SYMBOL.fullmatch(str(e.value.name)) is None:
+                raise Harmful(f"{e} is no number of a loop")
+            name = e.value.name
+            same = isinstance(number, Expr) and isinstance(number.value, Symbol) and number.value.name == name
+            if not same and name in around:
+                raise Harmful(f"{name} is one number in a loop, and another one around it")
+            around.setdefault(name, _ANY_NUMBER)
+        inside = _Harmless(body, around).body()
+        steps = None if given.steps is None else self._size(given.steps)
+        loop = replace(given, body=inside, steps=steps)
+        places = list(map(Operand, range(len(inputs))))
+        sliced = places[given.gated + given.carried : first]
+        for k in sliced:
+            if steps is None or not dims.at_least(dims.sub(inputs[k.index].shape[0], steps), 0):
+                raise Harmful("a loop may take more parts of a tensor than it has")
+        return LibraryCall(
+            "loop", loop_in_torch(loop),
+            (
+                steps, places[0] if given.gated else None, places[given.gated : given.gated + given.carried], sliced,
+                places[first:], list(numbers),
+            ),
+            reason="loop", pure=False, reuses=-1, lies=tuple(dims.dense_strides(v.shape) for v in inputs), loop=loop,
+        )  # fmt: skip
+
+    def body(self) -> Graph:
+        """The graph as what a step runs, which finds all that it is given dense."""
+        made = self.graph()
+        if made.writes or made.placed or any(not isinstance(v, Value) for v in made.outputs):
+            raise Harmful("a step writes, or gives what is no tensor")
+        shown = [v for v in (*made.inputs, *made.outputs) if isinstance(v, Value) and v not in made.constants]
+        return replace(
+            made, layouts={v: Layout(dims.dense_strides(v.shape)) for v in shown}, returned=(),
+        )  # fmt: skip
+
+    def _scalar(self, a: object) -> object:
+        """A number as it stands."""
+        if type(a) not in (bool, int, float):
+            raise Harmful("a loop is given what is no number")
+        return a
+
     def _argument(self, a: object, operands: int) -> object:
         match a:
             case Operand():
                 if not 0 <= a.index < operands:
-                    raise _Harmful(f"there is no operand {a.index}")
+                    raise Harmful(f"there is no operand {a.index}")
                 return a
             case Expr():
                 return self._size(a)
@@ -312,118 +356,7 @@ class _Harmless:
             case torch.device() if a.type == "cpu":
                 return a
             case _:
-                raise _Harmful(f"a call is given a {type(a).__name__}")
-
-
-def _check_divisions(e: Expr) -> None:
-    """Raise _Harmful where a divisor may be zero. One that comes from data is tested when it runs."""
-    for x in walk(e):
-        if (
-            x.op in _DIVISIONS
-            and not x.dtype.is_float
-            and not from_data(x.args[1])
-            and not dims.at_least(x.args[1], 1)
-        ):
-            raise _Harmful(f"{x} may divide by zero")
-
-
-class _Inside:
-    """Moves the reads of one expression to places inside of their tensors."""
-
-    def __init__(self, whole: Expr, inputs: Sequence[Value]) -> None:
-        self._inputs = inputs
-        self._reading: set[Expr] = set()
-        for x in walk(whole):
-            if x.op == "read" or not self._reading.isdisjoint(x.args):
-                self._reading.add(x)
-        self._made: dict[tuple[Expr, tuple[Expr, ...]], Expr] = {}
-
-    def held(self, e: Expr, known: tuple[Expr, ...]) -> Expr:
-        """A part of the expression with each read inside, under conditions that are `known` to hold."""
-        if e not in self._reading:
-            return e
-        found = self._made.get((e, known))
-        if found is None:
-            if len(self._made) > ARTIFACTS.max_expression_nodes:
-                raise _Harmful("an expression has too many parts")
-            found = self._made[e, known] = self._moved(e, known)
-        return found
-
-    def _moved(self, e: Expr, known: tuple[Expr, ...]) -> Expr:
-        if e.op == "read":
-            assert isinstance(e.value, int)
-            if not 0 <= e.value < len(self._inputs) or len(e.args) != len(self._inputs[e.value].shape):
-                raise _Harmful(f"{e} reads no operand")
-            index = [self.held(i, known) for i in e.args]
-            shape = self._inputs[e.value].shape
-            places = tuple(_place(i, n, known) for i, n in zip(index, shape, strict=True))
-            return make("read", places, e.dtype, e.value)
-        if e.op == "where":
-            condition = self.held(e.args[0], known)
-            yes = self.held(e.args[1], (*known, *conjuncts(condition)))
-            return _again(e, (condition, yes, self.held(e.args[2], known)))
-        return _again(e, tuple(self.held(a, known) for a in e.args))
-
-
-def _again(e: Expr, args: tuple[Expr, ...]) -> Expr:
-    return e if args == e.args else make(e.op, args, e.dtype, e.value)
-
-
-def _place(i: Expr, size: Expr, known: tuple[Expr, ...]) -> Expr:
-    """An index inside a dim of `size`. One that comes from data is tested when it runs."""
-    missing = inside_of(i, size)
-    if missing is None or from_data(i) or set(conjuncts(missing)) <= set(known):
-        return i
-    if not dims.at_least(size, 1):
-        raise _Harmful(f"{i} may lie outside of {size} elements")
-    return dims.minimum(dims.maximum(i, dims.ZERO), dims.sub(size, dims.ONE))
-
-
-def _check_node(x: Expr) -> None:
-    """Raise _Harmful unless a node is one of the language."""
-    if DTYPES.get(x.dtype.name) is not x.dtype:
-        raise _Harmful(f"{x.dtype} is no type of an element")
-    match x.op:
-        case "const":
-            whole = type(x.value) in (bool,) if x.dtype.kind is Kind.BOOL else type(x.value) is int
-            whole = type(x.value) in (float, Fraction) if x.dtype.is_float else whole
-            good = (
-                whole and not x.args and (not isinstance(x.value, Fraction) or math.isfinite(float(x.value)))
-            )
-        case "symbol":
-            good = isinstance(x.value, Symbol) and _is_size(x.value) and not x.args and x.dtype is i64
-        case "axis":
-            good = isinstance(x.value, Axis) and not x.args and x.dtype is i64
-        case "read":
-            good = type(x.value) is int and all(a.dtype is i64 for a in x.args)
-        case _:
-            rule = SCALARS.get(x.op)
-            good = rule is not None and rule.arity == len(x.args) and x.value in (None, OF_PROGRAM)
-            good = good and _fits(x, rule.result if rule is not None else "")
-    if not good:
-        raise _Harmful(f"{_name(x.op)} {_name(x.value)} is no node of an expression")
-
-
-def _is_size(s: Symbol) -> bool:
-    ends = type(s.low) is int and (s.high is None or (type(s.high) is int and s.high >= s.low))
-    return type(s.name) is str and _SYMBOL.fullmatch(s.name) is not None and ends
-
-
-def _fits(x: Expr, result: str) -> bool:
-    """Whether the types of a node are those that its operation has."""
-    types = [a.dtype for a in x.args]
-    if result == "branch":
-        return types[0] is bool_ and types[1] is types[2] is x.dtype
-    if result == "given":
-        return True
-    return len(set(types)) == 1 and (x.dtype is bool_ if result == "bool" else x.dtype is types[0])
-
-
-def _nodes(e: Expr) -> Iterable[Expr]:
-    found = walk(e)
-    if len(found) > ARTIFACTS.max_expression_nodes:
-        raise _Harmful(f"an expression has {len(found)} parts")
-    return found
+                raise Harmful(f"a call is given a {type(a).__name__}")
 
 
 def _sizes_of_inputs(graph: Graph) -> Iterable[Expr]:
@@ -432,7 +365,7 @@ def _sizes_of_inputs(graph: Graph) -> Iterable[Expr]:
 
 
 def _names(sizes: Iterable[Expr]) -> Iterable[str]:
-    return [x.value.name for e in sizes for x in _nodes(e) if isinstance(x.value, Symbol)]
+    return [x.value.name for e in sizes for x in nodes_of(e) if isinstance(x.value, Symbol)]
 
 
 def _declared() -> frozenset[Reduction]:
@@ -452,7 +385,7 @@ def _constant(v: Value, t: object) -> Tensor:
     """A constant as its value promises it: dense."""
     shape = tuple(dims.static(n) for n in v.shape)
     if not isinstance(t, Tensor) or t.dtype is not torch_dtype(v.dtype) or tuple(t.shape) != shape:
-        raise _Harmful(f"{v} is another tensor")
+        raise Harmful(f"{v} is another tensor")
     return t.contiguous()
 
 
@@ -461,8 +394,3 @@ _REASONS = frozenset({"contraction", "convolution", "attention", "sort", "random
 
 def _reason(text: str) -> str:
     return text if text in _REASONS else "no declaration"
-
-
-def _name(text: object) -> str:
-    """A name that may stand in generated code."""
-    return _UNTOLD.sub("_", str(text))[:80] or "op"

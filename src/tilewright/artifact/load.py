@@ -19,13 +19,14 @@ from tilewright.artifact.text.gpu_kernels import read_gpu_unit
 from tilewright.artifact.text.program import read_interface, read_plan
 from tilewright.artifact.text.reports import read_reports
 from tilewright.artifact.text.routines import Routines
-from tilewright.artifact.text.tensors import TensorReader
-from tilewright.errors import ArtifactError, BuildError, InputError, shown, warn
+from tilewright.artifact.text.tensors import TensorReader, read_weights
+from tilewright.errors import ArtifactError, BuildError, InputError, names_keywords, shown, warn
 from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
 from tilewright.plan.data import Launches, Plan
-from tilewright.runtime.call.model import CompiledModel
+from tilewright.runtime.call.kept_weights import KeptWeights
+from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import LIBRARY, give_library, host_target, is_given, usable_cores
@@ -35,18 +36,20 @@ from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.product import ProductCalls
 from tilewright.runtime.plan.call_form import ProgramCall
-from tilewright.runtime.plan.executable import Executable, Guards
+from tilewright.runtime.plan.executable import TRUSTED, Executable, Guards
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import Target, preset
 from tilewright.tuning.text_limits import TEXTS
 
 from . import machine
+from .loops import LoopReader
 from .way import LoadedGraph, LoadedWay
 
 if TYPE_CHECKING:
     from tilewright.pipeline.state import CapturedProgram
 
 
+@names_keywords
 def load(
     path: str | os.PathLike[str],
     *,
@@ -54,7 +57,7 @@ def load(
     rebuild: bool = True,
     device: str | None = None,
     options: Options | None = None,
-) -> CompiledModel:
+) -> CompiledModule:
     """The model that `tilewright.save` kept. Its machine code runs if this user made the file, or with `trust`, which
     lets whoever made it run code as you. Of several machines that it has code for, the first that fits this one is
     taken, on this kind of `device` ("cpu" or "cuda") if one is named. Else, or where it is for another machine or
@@ -66,21 +69,26 @@ def load(
     run = PhaseRecorder()
     file = run("read", lambda: container.read(Path(path)), _nothing)
     facts = _Facts(file)
-    own = seals.is_ours(file, given) or trust
+    own = run("look at the seal", lambda: seals.is_ours(file, given), _nothing) or trust
     wanted = _merged(facts.options, given, file.place, trusted=own)
     targets = [t for t in facts.targets if device in (None, t.device)]
     if not targets:
         raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
-    chosen, refused, hint = _chosen(facts, targets, own, given)
+    chosen, refused, hint = run("compare machines", lambda: _chosen(facts, targets, own, given), _nothing)
     if chosen is not None:
-        return CompiledModel(_Loader(file, facts, chosen, wanted, run).way())
+        return _module(_Loader(file, facts, chosen, wanted, run).way())
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     why = shown(refused, TEXTS.max_message_characters)
     warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
     from .rebuild import rebuilt
 
-    return CompiledModel(rebuilt(file, facts, wanted, trusted=own))
+    return _module(rebuilt(file, facts, wanted, trusted=own))
+
+
+def _module(way: LoadedWay) -> CompiledModule:
+    """What users hold."""
+    return CompiledModule(way, KeptWeights(way.weights, way.device))
 
 
 def _chosen(
@@ -181,7 +189,9 @@ class _Loader:
         self.store = ContentStore(default_root(options))
         self.device = None if target.device == "cpu" else torch.device(target.device, 0)
         self.tensors = TensorReader(file, file.text("tensors"), self.device)
-        self.routines = Routines(self._own)
+        native = partial(loop_function, self.store, self.options)
+        loops = LoopReader(file, self.tensors, lambda: self.routines, self._step, native)
+        self.routines = Routines(self._own, None if self.device is not None else loops.read)
 
     def _own(self) -> ProductCalls:
         """For the machine that the artifact is for, which may be a narrower one than this."""
@@ -190,20 +200,27 @@ class _Loader:
 
     def way(self) -> LoadedWay:
         """All graphs."""
-        for identity, section in self.target.libraries.items():
-            if not is_given(identity):
-                give_library(identity, self._library(str(section)))
+        self.run("libraries", self._give_libraries, _nothing)
         try:
             graphs = [
                 self._graph(str(row["name"]), cast("str | None", row["unit"])) for row in self.target.rows
             ]
         except (BuildError, ValueError, AttributeError, OSError) as bad:  # what loading a library raises
             raise damaged(f"its machine code does not load: {bad}", self.file.place) from bad
-        for graph in graphs:
-            graph.trace = self.run.trace
         way = LoadedWay(self.facts.title, graphs, f"{self.facts.origin}; its machine code runs")
         way.device = self.device
+        place = f"{self.file.place}, section weights"
+        told = self.file.text("weights")
+        way.weights = self.run("weights", lambda: read_weights(told, self.tensors, place), _nothing)
+        for graph in graphs:
+            graph.trace = self.run.trace
         return way
+
+    def _give_libraries(self) -> None:
+        """Code that all plans for the machine share."""
+        for identity, section in self.target.libraries.items():
+            if not is_given(identity):
+                give_library(identity, self._library(str(section)))
 
     def _graph(self, name: str, unit: str | None) -> LoadedGraph:
         file, place = self.file, f"{self.file.place}, graph {name}"
@@ -238,6 +255,10 @@ class _Loader:
         _check_kernels(plan, 0 if built is None else built.kernels, place)
         native = partial(join, native=lambda: loop_function(self.store, self.options))
         return Executable(plan, constants, built, guards=guards, join=native)
+
+    def _step(self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, place: str) -> Executable:
+        """What runs a step of a loop."""
+        return self._executable(plan, constants, unit, TRUSTED, place)
 
     def _on_gpu(
         self, plan: Plan, constants: tuple[Tensor, ...], unit: str | None, guards: Guards, place: str

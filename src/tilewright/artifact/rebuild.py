@@ -12,7 +12,7 @@ from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.program import read_interface
 from tilewright.artifact.text.reports import SavedReports
 from tilewright.artifact.text.routines import no_routines
-from tilewright.artifact.text.tensors import TensorReader
+from tilewright.artifact.text.tensors import TensorReader, read_weights
 from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import compile_graph
@@ -45,17 +45,21 @@ def rebuilt(file: Container, facts: ArtifactFacts, options: Options, *, trusted:
             "its graph is one of a GPU, and none is here", place=file.place,
             hint="save the model with --target for this machine as well",
         )  # fmt: skip
-    graphs = [_graph(file, name, facts.captured, options, trusted=trusted) for name in facts.names]
+    device = None if facts.captured == "cpu" else torch.device(facts.captured, 0)
+    there = TensorReader(file, file.text("tensors"), device)
+    graphs = [_graph(file, name, there, options, trusted=trusted) for name in facts.names]
     way = LoadedWay(facts.title, graphs, f"{facts.origin}; built again from the graph inside")
-    way.device = None if facts.captured == "cpu" else torch.device(facts.captured, 0)
+    way.device = device
+    way.weights = read_weights(file.text("weights"), there, f"{file.place}, section weights")
     return way
 
 
-def _graph(file: Container, name: str, kind: str, options: Options, *, trusted: bool) -> LoadedGraph:
+def _graph(
+    file: Container, name: str, there: TensorReader, options: Options, *, trusted: bool
+) -> LoadedGraph:
     place = f"{file.place}, graph {name}"
-    device = "cpu" if kind == "cpu" else f"{kind}:0"
-    tensors = TensorReader(file, file.text("tensors"))
-    there = tensors if kind == "cpu" else TensorReader(file, file.text("tensors"), torch.device(device))
+    device = "cpu" if there.device is None else str(there.device)
+    tensors = there if there.device is None else TensorReader(file, file.text("tensors"))
     interface = read_interface(file.text(f"{name}.call"), there, no_routines(), place)
     program = read_captured(file, name, tensors, options)
     if not trusted:

@@ -19,6 +19,7 @@ from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled
 from tilewright.pipeline.state import CapturedProgram
+from tilewright.runtime.call.kept_weights import NamedWeight
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.executable import Executable
@@ -27,6 +28,7 @@ from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.target import Target
 
 from . import machine
+from .loops import LoopWriter
 from .targets import TargetCode, code_for, device_of, own_target, targets_named
 
 
@@ -39,10 +41,12 @@ class SavedGraph:
 
 
 def save(
-    path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool = False, names: Sequence[str] = ()
-) -> None:
+    path: Path, title: str, graphs: Sequence[SavedGraph], *, beside: bool = False, names: Sequence[str] = (),
+    weights: Sequence[NamedWeight] = (),
+) -> None:  # fmt: skip
     """Write an artifact with code for the machines of these `names`; none: for the one that the model was compiled for.
-    With `beside`, weights go to a safetensors file of the same name. Raises UnsupportedError for what cannot be kept,
+    With `beside`, weights go to a safetensors file of the same name. `weights` are listed where they lie in the file
+    as they are. Raises UnsupportedError for what cannot be kept,
     and names it, and InputError where the file cannot be written."""
     container.check_place(path)
     made = [_checked(g.compiled) for g in graphs]
@@ -60,6 +64,7 @@ def save(
         targets.append(
             _target(target, codes, "" if not number else f".{target.name}", parts, tensors, options)
         )
+    parts.text("weights", _named(weights, tensors))
     parts.text("tensors", tensors.rows)
     facts: dict[str, Json] = {
         "title": title,
@@ -69,8 +74,17 @@ def save(
         "captured": device_of(own),
         "targets": targets,
     }
-    weights = path.with_suffix(".safetensors") if beside else None
-    container.write(path, facts, parts, lambda head: seals.seal(head, options), beside=weights)
+    apart = path.with_suffix(".safetensors") if beside else None
+    container.write(path, facts, parts, lambda head: seals.seal(head, options), beside=apart)
+
+
+def _named(weights: Sequence[NamedWeight], tensors: TensorWriter) -> Json:
+    rows: list[Json] = []
+    for w in weights:
+        place = tensors.known(w.tensor)
+        if place is not None:
+            rows.append([w.name, place, w.is_parameter, w.written])
+    return rows
 
 
 def _checked(compiled: Compiled) -> tuple[Executable, CapturedProgram]:
@@ -97,7 +111,9 @@ def _target(
     rows: list[Json] = []
     for k, code in enumerate(codes):
         name = f"g{k}"
-        parts.text(f"{name}.plan.{target.name}", write_plan(code.plan, code.constants, tensors))
+        text = f"{name}.plan.{target.name}"
+        loops = LoopWriter(parts, tensors, text)
+        parts.text(text, write_plan(code.plan, code.constants, tensors, loops.keep))
         parts.text(f"{name}.report{suffix}", write_reports(code.told, parts, f"{name}{suffix}"))
         rows.append({"name": name, "unit": _unit(code.unit, parts, f"{name}.unit{suffix}")})
     natives = machine.libraries(target, options, ContentStore(default_root(options)))

@@ -91,6 +91,9 @@ def code_for(compiled: Compiled, captured: CapturedProgram, target: Target) -> T
     if target.name == own_target(executable.plan).name:
         return TargetCode(executable.plan, executable.constants, executable.unit, compiled)
     device = device_of(target)
+    loops = [op.call.name for op in captured.graph.ops if op.call is not None and op.call.loop is not None]
+    if loops and device != "cpu":
+        raise loop_on_gpu(loops[0])
     try:
         made = plan_graph(
             _on(captured, device), "cpu" if device == "cpu" else f"{device}:0",
@@ -102,6 +105,14 @@ def code_for(compiled: Compiled, captured: CapturedProgram, target: Target) -> T
     _check_calls(made.plan, device, target.name)
     held = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     return TargetCode(made.plan, held, made.unit, made)
+
+
+def loop_on_gpu(name: str) -> UnsupportedError:
+    """What is said of loops that are for a GPU, whose steps are recorded where they run."""
+    return UnsupportedError(
+        "a loop on a GPU cannot be kept in an artifact yet", phase="save", op=name,
+        hint="keep it for a CPU (--target), or compile the model where it runs (warm caches make that quick)",
+    )  # fmt: skip
 
 
 def _check_calls(plan: Plan, device: str, target: str) -> None:

@@ -17,6 +17,7 @@ from tilewright.errors import InputError
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.fast_path import Short
+from tilewright.runtime.call.kept_weights import NamedWeight
 from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
@@ -82,6 +83,7 @@ class LoadedWay:
         self.title = title
         self.origin = origin
         self.graphs = tuple(graphs)
+        self.weights: tuple[NamedWeight, ...] = ()
         self.device: torch.device | None = None
         self.source = None
 
@@ -137,7 +139,7 @@ class LoadedWay:
         return EagerProgram(graph.captured().graph, graph.interface.form)
 
     def copied(self, memo: dict[int, object]) -> LoadedWay:
-        """Itself. Raises InputError where the program writes to tensors of its own."""
+        """Itself, with the same weights. Raises InputError where the program writes to tensors of its own."""
         if any(isinstance(t, Tensor) for g in self.graphs for t in g.interface.form.writes.values()):
             raise InputError(
                 "a program that writes to tensors of its own cannot be copied",

@@ -19,6 +19,7 @@ from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .environment import conditions, shape_env
+from .loops.recurrent import recurrent_loops
 from .symbols import Ranges
 
 
@@ -47,12 +48,14 @@ class Exported:
     """Of sizes, where they are wider than those that the program was traced with."""
     constants: Mapping[int, object] = field(default_factory=dict[int, object])
     """What stood in flat arguments at export that were no tensors and became part of the program: None, numbers."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the program's author calls weights and state, by placeholder name."""
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """The program in the ops that we declare, without writes but at its end."""
     program = with_copies_of_what_bodies_leave(program)
-    with undropped(), warnings.catch_warnings():
+    with undropped(), recurrent_loops(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         try:
             program = program.run_decompositions(decompositions())
@@ -78,6 +81,7 @@ def exported(program: ExportedProgram) -> Exported:
     state: dict[str, Tensor] = {}
     inputs: list[str] = []
     constants: dict[int, object] = {}
+    names: dict[str, str] = {}
     for spec in signature.input_specs:
         name = getattr(spec.arg, "name", "")
         if spec.kind is InputKind.USER_INPUT:
@@ -86,6 +90,7 @@ def exported(program: ExportedProgram) -> Exported:
             inputs.append(name)
         elif spec.target is not None and spec.target in tensors:
             (state if spec.target in targets else weights)[name] = tensors[spec.target]
+            names[name] = spec.target
         else:
             raise UnsupportedError(f"an input of kind {spec.kind.name}", phase="capture", op=name)
     writes: dict[int, Tensor | int] = {}
@@ -118,4 +123,5 @@ def exported(program: ExportedProgram) -> Exported:
         needed,
         ranges,
         constants,
+        names,
     )

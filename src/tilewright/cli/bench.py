@@ -160,9 +160,7 @@ class _Contestants:
             return
         show_compiled(self._request, self._compiled[-1])
         phases = [*phases_of(self._compiled[-1]), ("first run", entry.first_call_seconds)]
-        total = entry.build_seconds + entry.first_call_seconds
-        known = sum(seconds for _, seconds in phases)
-        show_phases(self._request, phases, max(total, known))  # an artifact was loaded before
+        show_phases(self._request, phases, entry.build_seconds + entry.first_call_seconds)
 
     def _ours(self, _workload: measure.Workload, _threads: int) -> measure.BuiltPeer:
         try:
@@ -171,7 +169,10 @@ class _Contestants:
             self._refused.append(error)
             raise
         self._compiled.append(made)
-        return measure.BuiltPeer(lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage))
+        return measure.BuiltPeer(
+            lambda *values: measure.flatten(made(*values)), lambda: str(made.coverage),
+            earlier_seconds=self._model.load_seconds,
+        )  # fmt: skip
 
 
 def _show_built(request: CommandRequest, ready: Mapping[str, measure.PreparedContestant]) -> None:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ class Model:
     """A named model: `target` goes to the compiler, `eager` is the same program as torch runs it.
 
     `names` are the inputs by position, `inputs` example inputs or None, `declared` what a file says of them.
+    `load_seconds` is what it took to load what is compiled already.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Model:
     names: tuple[str, ...]
     inputs: tuple[Tensor, ...] | None
     declared: tuple[onnx.InputSpec, ...] = ()
+    load_seconds: float = 0.0
 
     @property
     def runnable(self) -> nn.Module | Path:
@@ -112,7 +115,9 @@ def _from_artifact(path: Path, *, trust: bool) -> Model:
         raise InputError(
             "no such file", phase="cli", place=str(path), hint="`compile MODEL -o FILE.tw` makes one"
         )
+    start = time.perf_counter()
     loaded = artifact.load(path, trust=trust)
+    seconds = time.perf_counter() - start
     assert isinstance(loaded.way, LoadedWay)
     free = {s.symbol: s.name for s in loaded.signature.sizes} | {
         s.name: s.name for s in loaded.signature.sizes
@@ -125,7 +130,7 @@ def _from_artifact(path: Path, *, trust: bool) -> Model:
         )
         for t in loaded.inputs
     )
-    return Model(path.name, loaded, loaded.way.eager(), tuple(s.name for s in specs), None, specs)
+    return Model(path.name, loaded, loaded.way.eager(), tuple(s.name for s in specs), None, specs, seconds)
 
 
 def _from_python(text: str, module_name: str, attribute: str) -> Model:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
 from typing import cast
 
-from .dtype import DType
+from .dtype import DType, bool_, i64
 from .expr import Expr, Symbol
 from .identity import LABEL, TOLD, identity
 from .sizes import dims
@@ -183,6 +183,7 @@ class Loop:
         self.body.verify()
         places = [v for v in self.body.inputs[1:] if isinstance(v, Value)]
         made, given = self.body.outputs[self.conditional :], inputs[self.gated :]
+        self._verify_ends(inputs, places)
         if len(made) != self.carried + self.stacked or len(outputs) != len(made) or len(given) != len(places):
             raise ValueError(f"a loop of {len(given)} operands, {len(made)} and {len(outputs)} results")
         if self.steps is None and not self.conditional:
@@ -204,10 +205,28 @@ class Loop:
             if not stacked and not (v.dtype == places[k].dtype and _equal(v.shape, places[k].shape)):
                 raise ValueError(f"a loop carries {places[k]} on as {v}")
 
+    def _verify_ends(self, inputs: Sequence[Value], places: Sequence[Value]) -> None:
+        """Raise ValueError unless a step is given its number first and scalars last, and what ends the loop is a bool:
+        whoever runs it has one element for each."""
+        first = self.body.inputs[0] if self.body.inputs else None
+        if not _is_single(first, i64) or list(self.body.inputs[1 : 1 + len(places)]) != list(places):
+            raise ValueError(
+                "a loop's step is given something else first than its number, or scalars between tensors"
+            )
+        if min(self.carried, self.sliced, self.stacked) < 0:
+            raise ValueError("a loop of fewer values than none")
+        ends = [*self.body.outputs[: self.conditional], *inputs[: self.gated]]
+        if len(ends) != self.conditional + self.gated or not all(_is_single(v, bool_) for v in ends):
+            raise ValueError("a loop is ended by something else than a bool")
+
     def show(self) -> str:
         """What identifies the loop, as text."""
         kind = f"{self.carried} {self.sliced} {self.stacked} {self.conditional} {self.gated} {self.backwards}"
         return f"loop {self.steps} {kind} {self.body.digest()}"
+
+
+def _is_single(v: object, dtype: DType) -> bool:
+    return isinstance(v, Value) and v.dtype is dtype and not v.shape
 
 
 def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:

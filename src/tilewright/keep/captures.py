@@ -197,12 +197,7 @@ class KeptCaptures(KeptGraphs):
 
 
 def _is_plain(captured: CapturedProgram) -> bool:
-    """Whether nothing of a graph is memory of something else, and it has no loops."""
+    """Whether nothing of a graph is memory of something else."""
     graph = captured.graph
     alone = all(s.kind is Shares.NOTHING for s in captured.shares)
-    return (
-        alone
-        and not graph.writes
-        and not graph.placed
-        and all(op.call is None or op.call.loop is None for op in graph.ops)
-    )
+    return alone and not graph.writes and not graph.placed

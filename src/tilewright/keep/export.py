@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tilewright.capture.loops.recurrent import recurrent_loops
+from tilewright.capture.loops.spelling.exported import rolled_module
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.runtime.call.dynamic_dims import Dim, Example, Naming, TensorLike, by_name
 
@@ -55,10 +57,14 @@ def export(
     module = target if isinstance(target, nn.Module) else _Function(target)
     dynamic = _by_parameter(module, dims_of_args, dims_of_kwargs) if free else None
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), recurrent_loops(), warnings.catch_warnings():
             # of recurrent layers, whose own list of weights holds the parameters themselves
             warnings.filterwarnings("ignore", message=r"The tensor attributes? \S*_flat_weights")
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
+            loops = rolled_module(program)
+            if loops is None:
+                return program
+            return torch.export.export(loops, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         if "does not require grad" in lines[0]:  # exported without gradients, as all that is kept

@@ -7,25 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from tilewright.artifact.save import SavedGraph
 from tilewright.artifact.save import save as write
 from tilewright.artifact.text.program import Interface
 from tilewright.artifact.way import LoadedWay
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import exported
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import InputError, UnsupportedError, names_keywords
 from tilewright.pipeline.compiler import Compiled
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.dynamo import TracedWay
 from tilewright.runtime.call.exported import ProgramWay
+from tilewright.runtime.call.kept_weights import weights_of
 from tilewright.runtime.call.model import CompiledModel
 from tilewright.ways.files import FileWay, program_way
 from tilewright.ways.programs import ProgramFileWay
+from tilewright.ways.weights import named_weights
 
 from .captures import CapturedWay
 from .export import export, parameters_of
 
 
+@names_keywords
 def save(
     model: CompiledModel,
     path: str | os.PathLike[str],
@@ -49,7 +54,12 @@ def save(
         )
     way = model.way
     names = [targets] if isinstance(targets, str) else targets
-    write(Path(path), way.title, _graphs(way), beside=weights == "beside", names=names)
+    graphs = _graphs(way)
+    module = way.target if isinstance(way, TracedWay) else None
+    held = weights_of(module) if isinstance(module, nn.Module) else named_weights(way)
+    written = {id(t) for g in graphs for t in g.interface.form.writes.values() if isinstance(t, Tensor)}
+    held = [replace(w, written=id(w.tensor) in written) for w in held]
+    write(Path(path), way.title, graphs, beside=weights == "beside", names=names, weights=held)
 
 
 def _graphs(way: object) -> list[SavedGraph]:

@@ -45,10 +45,12 @@ class Trace:
 
 
 class PhaseRecorder:
-    """Runs phases and writes the trace."""
+    """Runs phases and writes the trace. What a phase runs through this again is no part of its own time."""
 
     def __init__(self) -> None:
         self.trace = Trace()
+        self._inside = (0.0, 0.0)
+        """Seconds, of the clock and of processors, in phases that the running one has run."""
 
     def add(self, name: str, seconds: float) -> None:
         """A phase that was not run through this, and made nothing."""
@@ -59,8 +61,13 @@ class PhaseRecorder:
     ) -> T:
         """Run one phase; what is `shown` of what it makes is kept."""
         start, worked = time.perf_counter(), time.process_time()
-        with progress.phase(name):
-            made = phase()
-        done = FinishedPhase(name, time.perf_counter() - start, shown(made), time.process_time() - worked)
+        around, self._inside = self._inside, (0.0, 0.0)
+        try:
+            with progress.phase(name):
+                made = phase()
+        finally:
+            whole, work = time.perf_counter() - start, time.process_time() - worked
+            (inside, busy), self._inside = self._inside, (around[0] + whole, around[1] + work)
+        done = FinishedPhase(name, whole - inside, shown(made), max(0.0, work - busy))
         self.trace = replace(self.trace, phases=(*self.trace.phases, done))
         return made

@@ -31,7 +31,7 @@ from .disk import regular, replacing
 from .strict_json import CHANGED, damaged, dump, parse
 
 MAGIC = b"\x93TILEWRT"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 SUFFIX = ".tw"
 _PREFIX = struct.Struct("<8sIIQ32s32s")
@@ -121,7 +121,7 @@ class UnwrittenSection:
 
 
 class Parts:
-    """Sections that are still to be written; equal ones of a kind become one."""
+    """Sections that are still to be written. Equal ones of a kind become one; texts are found by name."""
 
     def __init__(self) -> None:
         self.rows: list[UnwrittenSection] = []
@@ -137,7 +137,8 @@ class Parts:
         """The name of a section that holds `data`: this one, or an equal one."""
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         sha = hashlib.sha256(view).hexdigest()
-        known = self._known.setdefault((kind, sha), name)
+        key = (kind, name if kind is SectionKind.TEXT else sha)
+        known = self._known.setdefault(key, name)
         if known == name:
             self.rows.append(UnwrittenSection(kind, name, view, sha, form))
         return known

@@ -35,8 +35,9 @@ from tilewright.plan.data import (
     Spec,
     View,
 )
+from tilewright.runtime.loops.call import LoopRunner
 
-from .routines import Raw, Routines, name_of, written
+from .routines import KeepLoop, Raw, Routines, name_of, no_loops, written
 from .tensors import TensorReader, TensorWriter
 from .typed import check_types
 
@@ -64,8 +65,10 @@ _OPERATORS: Mapping[str, Callable[..., object]] = {
 class CallWriter:
     """Writes values. Raises UnsupportedError for a call that only this process can make, and names it."""
 
-    def __init__(self, tensors: TensorWriter) -> None:
+    def __init__(self, tensors: TensorWriter, loops: KeepLoop = no_loops) -> None:
+        """`loops` writes what runs a loop, and gives the name under which it is found."""
         self.tensors = tensors
+        self._loops = loops
         self._what = "the plan"
         special: dict[type, Callable[[Any], Json]] = {
             DType: _dtype,
@@ -95,14 +98,11 @@ class CallWriter:
 
     def _call(self, call: LibraryCall) -> Json:
         before, self._what = self._what, call.name
-        if call.loop is not None:
-            raise UnsupportedError(
-                "a loop cannot be kept in an artifact yet", phase="save", op=call.name,
-                hint="compile the model where it runs (warm caches make that quick)",
-            )  # fmt: skip
         made: Json = {
             "is": "LibraryCall",
-            "calls": self._function(call.function, call.name),
+            "calls": self._function(call.function, call.name)
+            if call.loop is None
+            else {"loop": self._loops(call)},
             "in place": call.function is call.over,
             **self._plain.fields(call, _COMPILING),
         }
@@ -154,6 +154,8 @@ class CallReader:
     def _call(self, fields: Mapping[str, Json]) -> LibraryCall:
         function = self._function(fields["calls"])
         rest = self._plain.fields({k: v for k, v in fields.items() if k not in ("calls", "in place")})
+        if isinstance(function, LoopRunner):
+            check_operands(function, rest.get("args"))
         if _COMPILING & rest.keys():
             raise ValueError("a call says what only compiling needs")
         return LibraryCall(function=function, over=function if fields["in place"] is True else None, **rest)
@@ -161,6 +163,8 @@ class CallReader:
     def _function(self, told: Json) -> Callable[..., object]:
         found: object = None
         match told:
+            case {"loop": str(name)}:
+                return self._routines.loop(name)
             case {"op": str(name)}:
                 found = find_op(name)
             case {"operator": str(name)}:
@@ -177,6 +181,20 @@ class CallReader:
                 place=self._place, hint="import what registers the op, or make it again with this version",
             )  # fmt: skip
         return cast("Callable[..., object]", found)
+
+
+def check_operands(runner: LoopRunner, args: object) -> None:
+    """Raise ValueError unless the arguments of a loop's call are as many as its steps take."""
+    loop = runner.loop
+    match args:
+        case (_, None | Operand() as gate, [*carried], [*sliced], [*outer], [*numbers]):
+            given = 1 + len(carried) + len(sliced) + len(outer) + len(numbers)
+            if (gate is None) is loop.gated or len(carried) != loop.carried or len(sliced) != loop.sliced:
+                raise ValueError("a loop is given other operands than it takes")
+            if given != len(runner.executable.plan.inputs):
+                raise ValueError("the steps of a loop take other operands than it is given")
+        case _:
+            raise ValueError("a loop is called otherwise")
 
 
 def guarded(act: Callable[[], T], place: str) -> T:

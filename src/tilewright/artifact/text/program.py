@@ -20,7 +20,7 @@ from tilewright.runtime.plan.call_form import CallForm
 
 from .calls import CallReader, CallWriter
 from .check_plan import check_plan
-from .routines import Routines
+from .routines import KeepLoop, Routines, no_loops
 from .tensors import TensorReader, TensorWriter
 from .trees import read_tree, write_tree
 
@@ -243,9 +243,11 @@ def _read_size(told: Json, place: str) -> FreeSize:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-def write_plan(plan: Plan, constants: Sequence[Tensor], tensors: TensorWriter) -> Json:
-    """A plan as JSON. Raises UnsupportedError for what only this process can run."""
-    writer = CallWriter(tensors)
+def write_plan(
+    plan: Plan, constants: Sequence[Tensor], tensors: TensorWriter, loops: KeepLoop = no_loops
+) -> Json:
+    """A plan as JSON; `loops` keeps what runs its loops. Raises UnsupportedError for what only this process can run."""
+    writer = CallWriter(tensors, loops)
     body = writer.write(plan)
     held: list[Json] = [tensors.place(t, "a constant") for t in constants]
     return {"plan": body, "constants": held, "expressions": writer.rows}

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.safe_ops import OverFirst, over_first
+from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Routine
+from tilewright.ir.graph import LibraryCall, Routine
 from tilewright.ir.task import Attention
 from tilewright.ir.text.values import Json
 from tilewright.library.fused import FusedAttention
@@ -29,6 +30,7 @@ from tilewright.library.offers.onednn import (
     packed_parts,
 )
 from tilewright.library.padded_convolutions import PaddedConvolution
+from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.own.attention import OwnAttention
 from tilewright.runtime.own.conv_window import ConvWindow
 from tilewright.runtime.own.form import FusedProduct, NativeMethod
@@ -46,6 +48,15 @@ class Raw:
     """What is JSON already."""
 
     value: Json
+
+
+KeepLoop = Callable[[LibraryCall], str]
+"""Keeps what runs the loop of a call, and gives the name under which it is found."""
+
+
+def no_loops(call: LibraryCall) -> str:
+    """For what has no plan of its own for steps. Raises UnsupportedError."""
+    raise UnsupportedError("a loop is kept with its plan alone", phase="save", op=call.name)
 
 
 def name_of(routine: Routine) -> str | None:
@@ -69,10 +80,20 @@ def no_routines() -> Routines:
 
 
 class Routines:
-    """Makes routines again. `own` gives what makes those of ours; it is asked when the first one is made."""
+    """Makes routines again. `own` gives what makes those of ours; it is asked when the first one is made. `loop` gives
+    what runs the loop that was kept under a name."""
 
-    def __init__(self, own: Callable[[], ProductCalls]) -> None:
+    def __init__(
+        self, own: Callable[[], ProductCalls], loop: Callable[[str], LoopRunner] | None = None
+    ) -> None:
         self._own = own
+        self._loop = loop
+
+    def loop(self, name: str) -> LoopRunner:
+        """What runs a loop. Raises ValueError where there is none."""
+        if self._loop is None:
+            raise ValueError(f"no loop {name[:40]!r}")
+        return self._loop(name)
 
     @cached_property
     def owner(self) -> ProductCalls:

@@ -12,6 +12,7 @@ from tilewright.artifact.file.strict_json import damaged
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.text.values import Json
+from tilewright.runtime.call.kept_weights import NamedWeight
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES
 
@@ -36,13 +37,7 @@ class TensorWriter:
                 f"{what} is a tensor that an artifact cannot hold ({type(t).__name__}, {t.layout}, {t.dtype})",
                 phase="save", op=what, hint="make it a plain tensor first",
             )  # fmt: skip
-        t = t.detach().resolve_neg().resolve_conj().cpu()
-        span = _span(t.shape, t.stride())
-        key = (
-            (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())
-            if span
-            else (t.dtype, tuple(t.shape), t.stride())
-        )
+        t, span, key = _keyed(t)
         known = self._places.get(key)
         if known is not None:
             return known
@@ -54,6 +49,19 @@ class TensorWriter:
         self._places[key] = len(self.rows) - 1
         return len(self.rows) - 1
 
+    def known(self, t: Tensor) -> int | None:
+        """The row of a tensor that has one."""
+        plain = isinstance(t, Tensor) and t.layout is torch.strided and not t.is_quantized  # pyright: ignore[reportUnnecessaryIsInstance]
+        return self._places.get(_keyed(t)[2]) if plain else None
+
+
+def _keyed(t: Tensor) -> tuple[Tensor, int, tuple[object, ...]]:
+    """A tensor as it is kept, its elements from the first to the last, and what tells it from others."""
+    t = t.detach().resolve_neg().resolve_conj().cpu()
+    span = _span(t.shape, t.stride())
+    form = (t.dtype, tuple(t.shape), t.stride())
+    return t, span, (t.data_ptr(), *form) if span else form
+
 
 class TensorReader:
     """The table of tensors of a file that is read; each is made when it is asked for, always the same."""
@@ -61,12 +69,13 @@ class TensorReader:
     def __init__(self, container: Container, rows: Json, device: torch.device | None = None) -> None:
         """`device`: where they are brought; None: they stay on the CPU, in the memory of the file."""
         self._container = container
-        self._device = device
+        self.device = device
         self._place = f"{container.place}, section tensors"
         if not isinstance(rows, (list, tuple)):
             raise damaged("its table of tensors is none", self._place)
         self._rows: Sequence[Json] = rows
         self._made: dict[int, Tensor] = {}
+        self._owned: dict[int, Tensor] = {}
 
     def __getitem__(self, k: object) -> Tensor:
         if type(k) is not int or not 0 <= k < len(self._rows):
@@ -76,12 +85,15 @@ class TensorReader:
         return self._made[k]
 
     def own(self, k: object) -> Tensor:
-        """A copy that the program may write to. Raises ArtifactError where elements share memory: nothing can write to
-        such a tensor, and a copy may take any memory."""
+        """A copy that the program may write to, always the same. Raises ArtifactError where elements share memory:
+        nothing can write to such a tensor, and a copy may take any memory."""
         t = self[k]
+        assert type(k) is int
         if spread_bytes(t):
             raise damaged(f"tensor {k} is written to, and elements of it share memory", self._place)
-        return t.clone(memory_format=torch.preserve_format)
+        if k not in self._owned:
+            self._owned[k] = t.clone(memory_format=torch.preserve_format)
+        return self._owned[k]
 
     def _read(self, row: Json) -> Tensor:
         match row:
@@ -103,7 +115,7 @@ class TensorReader:
                         f"tensor {section} has {data.numel()} bytes, which is not its shape", self._place
                     )
                 made = data.view(dtype).as_strided(sizes, steps)
-                return made if self._device is None else _elsewhere(made, self._device)
+                return made if self.device is None else _elsewhere(made, self.device)
             case _:
                 raise damaged(f"there is no such tensor: {str(row)[:80]}", self._place)
 
@@ -128,3 +140,16 @@ def _numbers(given: Sequence[Json]) -> list[int] | None:
     """Sizes or strides; None unless all are."""
     found = [n for n in given if type(n) is int and 0 <= n <= MODEL_FILES.max_shape_product]
     return found if len(found) == len(given) else None
+
+
+def read_weights(told: Json, tensors: TensorReader, place: str) -> tuple[NamedWeight, ...]:
+    """The tensors that a program holds, by their names. Raises ArtifactError for other data."""
+    found: dict[str, NamedWeight] = {}
+    for row in told if isinstance(told, (list, tuple)) else [told]:
+        match row:
+            case [str(name), int(k), bool(is_parameter), bool(written)] if name and name not in found:
+                t = tensors.own(k) if written else tensors[k]
+                found[name] = NamedWeight(name, t, is_parameter, written)
+            case _:
+                raise damaged(f"there is no such weight: {str(row)[:80]}", place)
+    return tuple(found.values())

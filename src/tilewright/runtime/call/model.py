@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
 from tilewright.capture.described import Signature, TensorInfo
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
 
+from .around.user_frames import without_our_frames
 from .fast_path import LONG_WAY, Short, key_of
 from .reports import Reports
 
@@ -142,7 +143,12 @@ class CompiledModel:
             arrays = only_arrays((*args, out), kwargs)
             args, kwargs = self._converted(args, kwargs)
             key, short = self._find(args, kwargs)
-        result = self._run(args, kwargs, given, key, short)
+        try:
+            result = self._run(args, kwargs, given, key, short)
+        except TilewrightError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever the program raises)
+            raise error.with_traceback(without_our_frames(error.__traceback__))  # noqa: B904  (the same error)
         return as_arrays(result) if arrays else result
 
     def _run(

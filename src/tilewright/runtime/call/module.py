@@ -42,7 +42,7 @@ class CompiledModule(CompiledModel, nn.Module):
         """A copy of the module with weights of its own, which compiles when it is first called. Weights that were
         frozen are shared."""
         way = self._way.copied(memo)
-        module = memo[id(self._module)]
+        module = memo.get(id(self._module), self._module)  # one that nothing can change is shared
         assert isinstance(module, nn.Module)
         return CompiledModule(way, module)
 
@@ -96,6 +96,11 @@ class CompiledModule(CompiledModel, nn.Module):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or convert the module's weights."""
         self._module.to(*args, **kwargs)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Ask for gradients of the module's weights, or for none."""
+        self._module.requires_grad_(requires_grad)
         return self
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:

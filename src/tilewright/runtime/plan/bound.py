@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
-from tilewright.errors import NoElements, OutOfMemory
+from tilewright.errors import InputError, NoElements, OutOfMemory
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
@@ -64,6 +64,11 @@ class Layouts:
             ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
             self.ready.append(ready)
             self.shapes.append(tuple(map(value, b.spec.shape)) if ready else ())
+            if min(self.shapes[-1], default=0) < 0:
+                raise InputError(
+                    f"sizes {dict(sizes)} leave a tensor of the program with {list(self.shapes[-1])} elements",
+                    phase="run", hint="give larger inputs",
+                )  # fmt: skip
             self.strides.append(tuple(map(value, b.spec.strides)) if ready else ())
             self.offsets.append(value(b.offset) if ready else 0)
 
