@@ -36,6 +36,8 @@ from tilewright.report.taken import (
 from tilewright.report.texts import size
 from tilewright.report.write import check_writable, write
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.runtime.cuda.device import refuses_early_launch
+from tilewright.runtime.cuda.driver import opened
 from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
@@ -50,6 +52,7 @@ from .work import (
     compiled_and_run,
     kernel_facts,
     microseconds,
+    options_of,
     prepared,
     show_compiled,
     threads_of,
@@ -76,6 +79,7 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     for graph in compiled.compilations:
         _show_memory(request, graph)
         _show_lists(request, graph)
+        _show_early_launch(request, graph)
         _show_writes(request, graph)
         _show_levels(request, graph)
         _show_regions(request, graph)
@@ -253,6 +257,20 @@ def _show_lists(request: CommandRequest, graph: GraphWork) -> None:
         named = ", ".join(f"k{kernel} x{rows}" for kernel, rows in lists)
         request.screen.line(f"one launch each: {named}")
     request.screen.facts["lists"] = [{"kernel": f"k{kernel}", "rows": rows} for kernel, rows in lists]
+
+
+def _show_early_launch(request: CommandRequest, graph: GraphWork) -> None:
+    """Whether kernels begin before the kernel in front has ended, where that was asked for."""
+    machine, asked = graph.machine, options_of(request).early_launch
+    if machine is None or machine.language != "triton" or asked == "none":
+        return
+    why = refuses_early_launch(machine)
+    if not why and any(not gpu.driver.launches_early for gpu in opened()):
+        why = "the driver is older than CUDA 12.3"
+    behind = "any kernel" if asked == "any" else "a generated one"
+    text = f"in stream order: {why}" if why else f"early behind {behind}, for whose end they wait"
+    request.screen.line(f"kernels are launched {text}")
+    request.screen.facts["early_launch"] = {"asked": asked, "refused": why or None}
 
 
 def _show_writes(request: CommandRequest, graph: GraphWork) -> None:

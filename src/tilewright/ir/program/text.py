@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir.expr import Axis, Expr, show
 
 from .statements import (
+    Await,
     Branch,
     Check,
     Collapse,
@@ -134,3 +135,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 if s.orelse:
                     lines.append(f"{pad}else")
                     show_body(s.orelse, depth + 1, lines)
+            case Await():
+                lines.append(f"{pad}await the kernel in front{', whosever it is' if s.outside else ''}")
+            case Release():
+                lines.append(f"{pad}release the kernel behind")
