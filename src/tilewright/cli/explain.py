@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from tilewright import measure
 from tilewright.artifact.way import LoadedWay
 from tilewright.errors import InputError
-from tilewright.options import Options
+from tilewright.options import EarlyLaunch, Options
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
 from tilewright.plan import Plan
@@ -41,6 +41,7 @@ from tilewright.runtime.cuda.driver import opened
 from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
+from tilewright.target import Target
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.timing_limits import MEASUREMENT
 
@@ -261,16 +262,23 @@ def _show_lists(request: CommandRequest, graph: GraphWork) -> None:
 
 def _show_early_launch(request: CommandRequest, graph: GraphWork) -> None:
     """Whether kernels begin before the kernel in front has ended, where that was asked for."""
-    machine, asked = graph.machine, options_of(request).early_launch
+    text = early_launch_text(graph.machine, options_of(request).early_launch)
+    if text:
+        request.screen.line(text)
+    request.screen.facts["early_launch"] = text or None
+
+
+def early_launch_text(machine: Target | None, asked: EarlyLaunch) -> str:
+    """How kernels for a machine are launched, in one line; empty where nothing else than stream order was asked for."""
     if machine is None or machine.language != "triton" or asked == "none":
-        return
+        return ""
     why = refuses_early_launch(machine)
     if not why and any(not gpu.driver.launches_early for gpu in opened()):
         why = "the driver is older than CUDA 12.3"
+    if why:
+        return f"kernels are launched in stream order: {why}"
     behind = "any kernel" if asked == "any" else "a generated one"
-    text = f"in stream order: {why}" if why else f"early behind {behind}, for whose end they wait"
-    request.screen.line(f"kernels are launched {text}")
-    request.screen.facts["early_launch"] = {"asked": asked, "refused": why or None}
+    return f"kernels are launched early behind {behind}, for whose end they wait"
 
 
 def _show_writes(request: CommandRequest, graph: GraphWork) -> None:

@@ -48,8 +48,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class TritonSource:
-    """A Python file with one kernel: the function `entry`, built with `warps` and `stages` for one `variant`. What waits
-    for the kernel in front may be launched before that has ended; `outside`: whosever that is."""
+    """A Python file with one kernel: the function `entry`, built with `warps` and `stages` for one `variant`. If it waits
+    for the kernel in front, that may be one from `outside`."""
 
     text: str
     entry: str
@@ -101,7 +101,9 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
     outside = any(isinstance(s, Await) and s.outside for s in program.body)
-    return TritonSource(text, name, arguments, program.warps, program.stages, variant, program.contracted, outside)
+    return TritonSource(
+        text, name, arguments, program.warps, program.stages, variant, program.contracted, outside
+    )
 
 
 def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:

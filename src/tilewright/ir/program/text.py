@@ -18,6 +18,7 @@ from .statements import (
     Loop,
     Nest,
     Prefix,
+    Release,
     Stmt,
     Store,
     Update,

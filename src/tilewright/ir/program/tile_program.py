@@ -95,5 +95,5 @@ class TileProgram:
         self.verify_order()
 
     def verify_order(self) -> None:
-        """Raise ValueError unless a program with an `Await` waits in every grid point, once, before it touches memory."""
+        """Raise ValueError unless a program that waits does so in every grid point, before it touches memory."""
         verify_order(self.body)

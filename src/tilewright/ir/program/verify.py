@@ -1,5 +1,5 @@
-"""The laws of a body: values are defined before use, axes are bound where used, states stay states; and every grid point
-waits before it touches memory."""
+"""The laws of a body: values are defined before use, axes are bound where used, states stay states; and every grid
+point waits before it touches memory."""
 
 from __future__ import annotations
 

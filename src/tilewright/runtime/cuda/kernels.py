@@ -103,7 +103,7 @@ class Ready:
     """One kernel for exact sizes: native addresses of its generic variant (0: not built) and its aligned one (0: not
     for these sizes), the blocks of its grid (in a list: for each of its `rows`), its arguments, pointers that the
     compiler wants behind them, and what descriptors show that the aligned variant has between. `later` is the generic
-    variant. What waits for the kernel in front may be launched early, `outside`: whosever that is."""
+    variant. `outside`: if it waits for the kernel in front, that may be one of somebody else."""
 
     generic: int
     aligned: int

@@ -1,5 +1,6 @@
-"""PTX as its assembler must be given it, and whether a kernel's waits before it touches memory. What ptxas of CUDA 12 (12.8 and 12.9; 13.4 does not) assembles
-wrongly is said in another way:
+"""PTX as its assembler must be given it, and whether a kernel waits before it touches memory.
+
+What ptxas of CUDA 12 (12.8 and 12.9; 13.4 does not) assembles wrongly is said in another way:
 
 1. `add.s16x2` with a constant: where only the upper half of the sum is used, the constant's lower half is added to it.
    LLVM packs additions of narrow integers so, a half undefined. Each half is added by itself.
