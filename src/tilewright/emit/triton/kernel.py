@@ -48,8 +48,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class TritonSource:
-    """A Python file with one kernel: the function `entry`, built with `warps` and `stages` for one `variant`. `outside`:
-    if it waits for the kernel in front, that may be one that was not generated."""
+    """A Python file with one kernel: the function `entry`, of one `variant`, built with `warps` and `stages`. If it
+    waits for the kernel in front, that may be one from `outside`."""
 
     text: str
     entry: str
