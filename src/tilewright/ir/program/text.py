@@ -70,6 +70,13 @@ def _nest(s: Nest) -> str:
     return f"{over}{keeps}" + (f" until none has {show(s.until)}" if s.until is not None else "")
 
 
+def _order(s: Await | Release) -> str:
+    """What is said to the kernel in front, or behind."""
+    if isinstance(s, Release):
+        return "release the kernel behind"
+    return f"await the kernel in front{', whosever it is' if s.outside else ''}"
+
+
 def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
@@ -136,7 +143,5 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 if s.orelse:
                     lines.append(f"{pad}else")
                     show_body(s.orelse, depth + 1, lines)
-            case Await():
-                lines.append(f"{pad}await the kernel in front{', whosever it is' if s.outside else ''}")
-            case Release():
-                lines.append(f"{pad}release the kernel behind")
+            case Await() | Release():
+                lines.append(pad + _order(s))
