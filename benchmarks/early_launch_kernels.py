@@ -13,8 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -104,14 +103,6 @@ class Bench:
         self._store = ContentStore(default_root(options))
         self.device = device(0, self._store, options)
         self._units: dict[int, CudaUnit] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        torch.cuda.synchronize()
 
     def facts(self) -> Facts:
         """Whether the driver can, and its version."""
