@@ -14,7 +14,7 @@ struct Node {  // CUDA_KERNEL_NODE_PARAMS, as `cuGraphAddKernelNode` takes it si
   void **arguments, **extra;
 };
 
-struct Attribute {  // CUlaunchAttribute
+struct alignas(8) Attribute {  // CUlaunchAttribute
   int id, unused;
   int value[16];
 };
