@@ -22,6 +22,7 @@ PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]
 Contractions = Literal["modelled", "inside", "library"]
 Fusion = Literal["full", "cover", "none"]
+EarlyLaunch = Literal["none", "own", "any"]
 OptionValue = bool | int | str | None
 
 MODES: Mapping[str, Mapping[str, OptionValue]] = {
@@ -101,6 +102,11 @@ class Options:
 
     cuda_graphs: bool = False
     """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
+
+    early_launch: EarlyLaunch = "none"
+    """Launch generated GPU kernels before the kernel in front has ended (compute capability 9.0 and later); they wait
+    for its end before they touch memory. Behind other generated kernels of the same run (`own`), behind any kernel, as
+    of a library or of the caller (`any`), or never (`none`)."""
 
     verify: bool | Literal["results"] = False
     """Hold each kernel and library call against its meaning as it runs, in eager's types and in float64, and raise
@@ -213,6 +219,10 @@ def _is_fusion(value: object) -> TypeGuard[Fusion]:
     return value in ("full", "cover", "none")
 
 
+def _is_early_launch(value: object) -> TypeGuard[EarlyLaunch]:
+    return value in ("none", "own", "any")
+
+
 def _is_verify(value: object) -> TypeGuard[bool | Literal["results"]]:
     return isinstance(value, bool) or value == "results"
 
@@ -241,6 +251,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "fusion": (_is_fusion, "'full', 'cover' or 'none'"),
     "tf32": (_is_flag_or_none, "true, false or none"),
     "cuda_graphs": (_is_flag, "true or false"),
+    "early_launch": (_is_early_launch, "'none', 'own' or 'any'"),
     "verify": (_is_verify, "true, false or 'results'"),
     "pin_threads": (_is_flag, "true or false"),
 }

@@ -16,6 +16,7 @@ from typing import Literal
 
 from .errors import InputError
 from .ir.selection import Precision
+from .options import EarlyLaunch
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -159,6 +160,8 @@ class Target:
     with others: of fewer it would read all weights for little work. 0 where loops are not run so."""
     loop_steps: int = 1
     """Steps of a loop that may be one body, so that fewer kernels are launched and less passes through memory."""
+    early_launch: EarlyLaunch = "none"
+    """Behind which kernels generated ones are launched before these have ended (`Options.early_launch`)."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -235,6 +238,12 @@ class Target:
             for m, n, k in [u.shape]
         ]
         return dataclasses.replace(self, matrix_units=(*others, *units))
+
+    @property
+    def has_early_launch(self) -> bool:
+        """Whether kernels can be launched early: compute capability 9.0 (CUDA Programming Guide, programmatic dependent
+        launch)."""
+        return self.backend == "cuda" and int(self.arch) >= 90
 
     @property
     def rounds_singles(self) -> bool:

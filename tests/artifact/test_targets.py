@@ -161,6 +161,16 @@ def test_one_file_for_a_gpu_and_this_machine() -> None:
 
 
 @needs_triton
+def test_kernels_wait_where_options_and_machine_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are launched early again: it is known of their code."""
+    monkeypatch.setenv("TILEWRIGHT_EARLY_LAUNCH", "any")
+    file = container.read(_saved(Rows(), torch.randn(64), targets=("sm_80", "sm_90")))
+    for suffix, early in (("", False), (".sm_90", True)):  # the first one has no suffix
+        told = json.dumps(file.text(f"g0.unit{suffix}"))
+        assert told.count(f'"early": {str(early).lower()}') == told.count('"early": ') > 0
+
+
+@needs_triton
 @pytest.mark.parametrize(
     ("here", "runs"), [((9, 0), True), ((9, 1), True), ((8, 9), False), ((10, 0), False)]
 )

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -14,8 +15,12 @@ from click.testing import CliRunner, Result
 
 import tilewright
 from tilewright import measure
+from tilewright.cli import explain
 from tilewright.cli.command import cli
+from tilewright.cli.explain import early_launch_text
 from tilewright.plan.boundary import Boundary
+from tilewright.runtime.cuda import triton_compat
+from tilewright.target import preset
 
 NET = """
 import torch
@@ -107,6 +112,21 @@ def test_explain_names_kernels_that_are_one_launch(here: Path) -> None:
     assert "one launch each: k0 x5" in invoke("explain", "verbs_net:alike").output
     facts = told("explain", "verbs_net:alike", "--time")
     assert all(s["measured_us"] > 0 for s in facts["steps"]), "each is timed by itself"  # type: ignore[attr-defined]
+
+
+def test_explain_says_how_kernels_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper, older = preset("sm_90"), preset("sm_80")
+    assert early_launch_text(hopper, "none") == early_launch_text(None, "own") == ""
+    assert early_launch_text(preset("x86-64"), "own") == ""
+    assert "early behind a generated one" in early_launch_text(hopper, "own")
+    assert "early behind any kernel" in early_launch_text(hopper, "any")
+    assert "in stream order: sm_80" in early_launch_text(older, "own")
+    with monkeypatch.context() as old:
+        gpu = SimpleNamespace(driver=SimpleNamespace(launches_early=False))
+        old.setattr(explain, "opened", lambda: (gpu,))
+        assert early_launch_text(hopper, "own").endswith("the driver is older than CUDA 12.3")
+    monkeypatch.setattr(triton_compat, "can_wait", lambda: False)
+    assert "in stream order: Triton" in early_launch_text(hopper, "any")
 
 
 def test_explain_names_the_slowest_and_what_it_waits_for(here: Path) -> None:

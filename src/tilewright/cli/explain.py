@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from tilewright import measure
 from tilewright.artifact.way import LoadedWay
 from tilewright.errors import InputError
-from tilewright.options import Options
+from tilewright.options import EarlyLaunch, Options
 from tilewright.pipeline.compiler import Compiled as BuiltGraph
 from tilewright.pipeline.compiler import watch_compilations
 from tilewright.plan import Plan
@@ -36,9 +36,12 @@ from tilewright.report.taken import (
 from tilewright.report.texts import size
 from tilewright.report.write import check_writable, write
 from tilewright.runtime.call.model import CompiledModel
+from tilewright.runtime.cuda.device import refuses_early_launch
+from tilewright.runtime.cuda.driver import opened
 from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
+from tilewright.target import Target
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.timing_limits import MEASUREMENT
 
@@ -50,6 +53,7 @@ from .work import (
     compiled_and_run,
     kernel_facts,
     microseconds,
+    options_of,
     prepared,
     show_compiled,
     threads_of,
@@ -76,6 +80,7 @@ def explain_model(request: CommandRequest, *, everything: bool, timed: bool, sou
     for graph in compiled.compilations:
         _show_memory(request, graph)
         _show_lists(request, graph)
+        _show_early_launch(request, graph)
         _show_writes(request, graph)
         _show_levels(request, graph)
         _show_regions(request, graph)
@@ -253,6 +258,27 @@ def _show_lists(request: CommandRequest, graph: GraphWork) -> None:
         named = ", ".join(f"k{kernel} x{rows}" for kernel, rows in lists)
         request.screen.line(f"one launch each: {named}")
     request.screen.facts["lists"] = [{"kernel": f"k{kernel}", "rows": rows} for kernel, rows in lists]
+
+
+def _show_early_launch(request: CommandRequest, graph: GraphWork) -> None:
+    """Whether kernels begin before the kernel in front has ended, where that was asked for."""
+    text = early_launch_text(graph.machine, options_of(request).early_launch)
+    if text:
+        request.screen.line(text)
+    request.screen.facts["early_launch"] = text or None
+
+
+def early_launch_text(machine: Target | None, asked: EarlyLaunch) -> str:
+    """How kernels for a machine are launched, in one line; empty where nothing else than stream order was asked for."""
+    if machine is None or machine.language != "triton" or asked == "none":
+        return ""
+    why = refuses_early_launch(machine)
+    if not why and any(not gpu.driver.launches_early for gpu in opened()):
+        why = "the driver is older than CUDA 12.3"
+    if why:
+        return f"kernels are launched in stream order: {why}"
+    behind = "any kernel" if asked == "any" else "a generated one"
+    return f"kernels are launched early behind {behind}, for whose end they wait"
 
 
 def _show_writes(request: CommandRequest, graph: GraphWork) -> None:

@@ -18,6 +18,7 @@ from tilewright.errors import IndexOutOfRange, InputError, VerifyError
 from tilewright.ir.dtype import DType, Kind, bool_
 from tilewright.ir.expr import Axis, Expr
 from tilewright.ir.program import (
+    Await,
     Branch,
     Buffer,
     Check,
@@ -29,6 +30,7 @@ from tilewright.ir.program import (
     Loop,
     Nest,
     Prefix,
+    Release,
     Stmt,
     Store,
     TileProgram,
@@ -186,6 +188,8 @@ class _Run:
                     self.execute(s.body)
                 case Branch():
                     self.execute(s.body if self.number(s.condition) else s.orelse)
+                case Await() | Release():
+                    pass  # what runs before and behind is no part of a program's meaning
 
     def loop(self, s: Loop) -> None:
         """Bind the axis to one tile after the other; it is free again afterwards."""

@@ -60,6 +60,23 @@ def test_facts_decide_the_width_of_accesses(store: ContentStore) -> None:
     assert ".param .u32" in generic.assembly and ".param .u32" not in wide.assembly
 
 
+def test_kernels_that_wait_are_known_by_their_code(store: ContentStore) -> None:
+    plain, wait = scaled(Variant(True, False)), "    tl.extra.cuda.gdc_wait()\n"
+    first, late = (plain.text.replace(at, f"{wait}{at}") for at in ("    i = tl.program", "    tl.store(b"))
+    texts = [
+        first.replace("    tl.store(b", "    tl.extra.cuda.gdc_launch_dependents()\n    tl.store(b"),
+        late,
+    ]
+    built = build_kernels([plain, *(replace(plain, text=t) for t in texts)], HOPPER, store)
+    assert [b.facts.early for b in built] == [False, True, False] and triton_compat.can_wait()
+    assert KernelFacts.from_json(built[1].facts.to_json()) == built[1].facts
+    order = [
+        built[1].assembly.index(x)
+        for x in ("griddepcontrol.wait", "ld.global", "griddepcontrol.launch", "st.gl")
+    ]
+    assert order == sorted(order)
+
+
 def test_the_store_keeps_what_was_built(store: ContentStore) -> None:
     STATS.reset()
     first = build_kernels([scaled(), scaled(), product(64)], HOPPER, store)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.runtime.cuda import triton_compat
-from tilewright.runtime.cuda.ptx import mend_ptx
+from tilewright.runtime.cuda.ptx import mend_ptx, waits_first
 
 PROGRAM = """.version 8.4
 .target sm_90a
@@ -77,3 +77,25 @@ def test_what_is_written_can_be_assembled(steps: str, tmp_path: Path) -> None:
     command = [get_ptxas(90).path, "-arch=sm_90a", "-o", str(tmp_path / "k0.cubin"), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+WAIT = "\tgriddepcontrol.wait; // dummy\n"
+EARLY = PROGRAM.replace("STEPS", "").replace("\tld.global", f"\t// ld.global\n{WAIT}\tld.global", 1)
+
+
+def test_a_kernel_that_waits_first() -> None:
+    assert waits_first(EARLY) and not waits_first(PROGRAM)
+    vectors = "	mov.b64 {%r1, %r2}, %rd1;\n	$L__tmp0: add.s32 %r1, %r1, %r2;\n	// ld.global\n"
+    assert waits_first(EARLY.replace("	griddepcontrol", f"{vectors}	griddepcontrol"))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "ld.global.b32 %r1, [%rd1];", "st.global.b32 [%rd1], %r1;", "@%p1 bra $L__BB0_2;", "bra $L__BB0_2;",
+        "atom.global.add.u32 %r1, [%rd1], %r2;", "cp.async.cg.shared.global [%r1], [%rd1], 0x10;", "@%p1",
+        "prefetch.global.L2 [%rd1];", "ret;", "call f, ();", "ld.volatile.global.b32 %r1, [%rd1];",
+    ],
+)  # fmt: skip
+def test_a_kernel_that_does_something_before_it_waits(step: str) -> None:
+    assert not waits_first(EARLY.replace("griddepcontrol", f"{step} griddepcontrol"))

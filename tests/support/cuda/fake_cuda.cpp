@@ -17,6 +17,7 @@ struct Launch {
   void* stream;
   uint64_t values[16];
   void* context;
+  int early;  // launched with the attribute, or behind an edge that says so
 };
 
 struct Encoded {
@@ -30,7 +31,7 @@ struct Encoded {
 extern "C" {
 Launch log_launches[64];
 int log_count, fail_launch, fail_load, fail_graph, context_depth, stream_captures, graphs_alive, nodes_set;
-int driver_version, maps_made, fail_map, copies_made, tables_written;
+int driver_version, maps_made, fail_map, copies_made, tables_written, fail_early;
 void* current_context;
 Encoded log_maps[64];
 }
@@ -123,9 +124,26 @@ API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
     return 0;
   }
   Launch& l = log_launches[log_count++ % 64];
-  l = {(Function*)f, {gx, gy, gz}, {bx, by, bz}, shared, stream, {}, current_context};
+  l = {(Function*)f, {gx, gy, gz}, {bx, by, bz}, shared, stream, {}, current_context, 0};
   for (int i = 0; i < l.function->arguments && i < 16; i++) memcpy(&l.values[i], arguments[i], 8);
   return 0;
+}
+struct Attribute {
+  int id, pad, value[16];
+};
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned count;
+};
+API int cuLaunchKernelEx(const Config* c, void* f, void** arguments, void** extra) {
+  if (fail_early) return fail_early;
+  if (c->count != 1 || c->attributes->id != 6 || c->attributes->value[0] != 1) return 1;
+  int error = cuLaunchKernel(f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared,
+                             c->stream, arguments, extra);
+  log_launches[(log_count - 1) % 64].early = 1;
+  return error;
 }
 struct Node {
   Function* function;
@@ -134,10 +152,10 @@ struct Node {
 };
 struct Graph {
   Launch nodes[16];
-  int count;
+  int count, ordered;  // nodes that stand behind another one
 };
 static void write(Launch& l, const Node* n) {
-  l = {n->function, {n->grid[0], 1, 1}, {n->block[0], 1, 1}, n->shared, nullptr, {}, current_context};
+  l = {n->function, {n->grid[0], 1, 1}, {n->block[0], 1, 1}, n->shared, nullptr, {}, current_context, l.early};
   for (int i = 0; i < l.function->arguments && i < 16; i++) memcpy(&l.values[i], n->arguments[i], 8);
 }
 API int cuStreamIsCapturing(void*, int* status) {
@@ -149,12 +167,22 @@ API int cuGraphCreate(Graph** made, unsigned) {
   return fail_graph;
 }
 API int cuGraphAddKernelNode(Launch** made, Graph* in, Launch* const* after, size_t count, const Node* what) {
-  if (count != (in->count > 0) || (count && *after != &in->nodes[in->count - 1])) return 1;
+  if (count > 1 || (count && *after != &in->nodes[in->count - 1])) return 1;
+  in->ordered += count;
   *made = &in->nodes[in->count++];
   write(**made, what);
   return 0;
 }
+API int cuGraphAddDependencies_v2(Graph* in, Launch* const* from, Launch* const* to, const unsigned char* edge,
+                                  size_t count) {
+  if (fail_early) return fail_early;
+  if (count != 1 || *to != &in->nodes[in->count - 1] || *from + 1 != *to || memcmp(edge, "\1\0\1\0\0\0\0", 8)) return 1;
+  (*to)->early = 1;
+  in->ordered++;
+  return 0;
+}
 API int cuGraphInstantiateWithFlags(Graph** made, Graph* from, unsigned long long) {
+  if (from->ordered + 1 != from->count) return 1;
   *made = from;  // the nodes stay where they are
   graphs_alive++;
   return 0;

@@ -33,6 +33,7 @@ class Launch(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("values", ctypes.c_uint64 * 16),
         ("context", ctypes.c_void_p),
+        ("early", ctypes.c_int),
     )
 
     @property
@@ -64,8 +65,9 @@ def program(size: int | None = None) -> TileProgram:
     return TileProgram((Buffer("a", f32, n), Buffer("b", f32, n)), (GridAxis(Axis("g", blocks), blocks),), ())
 
 
-def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
-    """Builds nothing: the image says how many arguments there are, the name which variant it is."""
+def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = False) -> object:
+    """Builds nothing: the image says how many arguments there are, the name which variant it is. `early`: kernels wait
+    for the one in front."""
     made: list[TritonSource] = []
 
     def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
@@ -75,7 +77,7 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
             folder.mkdir()
             made.append(source)
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
-            facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
+            facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early)
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
             found.append(BuiltKernel(folder, facts))
         return found

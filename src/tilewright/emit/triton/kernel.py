@@ -16,7 +16,7 @@ from typing import Literal
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
-from tilewright.ir.program import Descriptor, TileProgram
+from tilewright.ir.program import Await, Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.lower.legalise.gpu import block_axes
 from tilewright.lower.variants import ALIGNMENT, Variant, aligning, quotients, reached
@@ -48,7 +48,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class TritonSource:
-    """A Python file with one kernel: the function `entry`, built with `warps` and `stages` for one `variant`."""
+    """A Python file with one kernel: the function `entry`, of one `variant`, built with `warps` and `stages`. If it
+    waits for the kernel in front, that may be one from `outside`."""
 
     text: str
     entry: str
@@ -57,6 +58,7 @@ class TritonSource:
     stages: int
     variant: Variant
     contracted: bool = True
+    outside: bool = False
 
     @property
     def signature(self) -> dict[str, str]:
@@ -73,9 +75,13 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
     """Print a legalised `program` as the kernel `name`. `symbols` is the plan's order of size symbols.
 
     Raises UnsupportedError for what Triton cannot express, KeyError for a symbol that `symbols` lacks, and VerifyError
-    for a program that is not made for a GPU (scratch memory)."""
+    for a program that is not made for a GPU (scratch memory), or that does not wait where it must."""
     if program.scratch:
         raise VerifyError("scratch memory in a program for a GPU", phase="emit")
+    try:
+        program.verify_order()
+    except ValueError as error:
+        raise VerifyError(str(error), phase="emit") from error
     arguments = (*_arguments(program, symbols, variant), *_descriptors(program, variant))
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
@@ -94,7 +100,10 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
-    return TritonSource(text, name, arguments, program.warps, program.stages, variant, program.contracted)
+    outside = any(isinstance(s, Await) and s.outside for s in program.body)
+    return TritonSource(
+        text, name, arguments, program.warps, program.stages, variant, program.contracted, outside
+    )
 
 
 def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:

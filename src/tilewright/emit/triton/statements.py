@@ -11,6 +11,7 @@ from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, substitute
 from tilewright.ir.program import (
+    Await,
     Branch,
     Check,
     Collapse,
@@ -22,6 +23,7 @@ from tilewright.ir.program import (
     Loop,
     Nest,
     Prefix,
+    Release,
     Stmt,
     Store,
     TileProgram,
@@ -107,6 +109,10 @@ class Body:
                     self.branch(s)
                 case Nest():
                     self.body(s.body)
+                case Await():
+                    self.lines.put("tl.extra.cuda.gdc_wait()")
+                case Release():
+                    self.lines.put("tl.extra.cuda.gdc_launch_dependents()")
 
     def compute(self, s: Compute) -> None:
         """Another name for a value that stays as it is needs no text."""

@@ -11,6 +11,7 @@ bound axes, size symbols, constants, and `var` leaves (`value_of(var)`) for valu
 """
 
 from .statements import (
+    Await,
     Branch,
     Buffer,
     Check,
@@ -24,6 +25,7 @@ from .statements import (
     Nest,
     Place,
     Prefix,
+    Release,
     Stmt,
     Store,
     Update,
@@ -34,6 +36,7 @@ from .tile_program import GridAxis, TileProgram
 from .walks import defines, expressions, in_order, is_binding, rewrite_body, uses, walk_statements
 
 __all__ = [
+    "Await",
     "Branch",
     "Buffer",
     "Check",
@@ -48,6 +51,7 @@ __all__ = [
     "Nest",
     "Place",
     "Prefix",
+    "Release",
     "Stmt",
     "Store",
     "TileProgram",

@@ -237,4 +237,24 @@ class Nest:
     until: Expr | None = None
 
 
-Stmt = Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch | Nest
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until the kernel in front of this one has ended and all that it wrote is seen. Where nothing was launched
+    early there is nothing to wait for; a program means the same without it.
+
+    Every grid point waits once, before it touches memory (`verify` holds this). With `outside`, the one in front may be
+    a kernel that was not generated."""
+
+    outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """From here on the kernel behind this one may begin, once all grid points have come here or ended. It then waits
+    for the end of this one: this is only a hint."""
+
+
+Stmt = (
+    Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch | Nest | Await
+    | Release
+)  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir.expr import Axis, Expr, show
 
 from .statements import (
+    Await,
     Branch,
     Check,
     Collapse,
@@ -17,6 +18,7 @@ from .statements import (
     Loop,
     Nest,
     Prefix,
+    Release,
     Stmt,
     Store,
     Update,
@@ -66,6 +68,13 @@ def _nest(s: Nest) -> str:
     over = f"by registers of {', '.join(map(str, s.loops))}" if s.loops else "in one register"
     keeps = f" keeping {', '.join(f'v{v}' for v in s.keeps)}" if s.keeps else ""
     return f"{over}{keeps}" + (f" until none has {show(s.until)}" if s.until is not None else "")
+
+
+def _order(s: Await | Release) -> str:
+    """What is said to the kernel in front, or behind."""
+    if isinstance(s, Release):
+        return "release the kernel behind"
+    return f"await the kernel in front{', whosever it is' if s.outside else ''}"
 
 
 def _suffix(mask: Expr | None) -> str:
@@ -134,3 +143,5 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 if s.orelse:
                     lines.append(f"{pad}else")
                     show_body(s.orelse, depth + 1, lines)
+            case Await() | Release():
+                lines.append(pad + _order(s))

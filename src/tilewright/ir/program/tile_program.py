@@ -11,7 +11,7 @@ from tilewright.ir.sizes import dims
 
 from .statements import Buffer, Check, Loop, Stmt
 from .text import show_body, shown
-from .verify import verify_body
+from .verify import verify_body, verify_order
 from .walks import walk_statements
 
 _DECIDED = ("lane", "width", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
@@ -87,7 +87,13 @@ class TileProgram:
         return "\n".join(lines)
 
     def verify(self) -> None:
-        """Raise ValueError unless values are defined before use, axes are bound where used, and states stay states."""
+        """Raise ValueError unless values are defined before use, axes are bound where used, states stay states, and
+        grid points that wait do so before they touch memory."""
         bound = {g.axis for g in self.grid}
         known = {b.name for b in (*self.params, *self.scratch)}
         verify_body(self.body, set(), set(), set(), bound, known)
+        self.verify_order()
+
+    def verify_order(self) -> None:
+        """Raise ValueError unless a program that waits does so in every grid point, before it touches memory."""
+        verify_order(self.body)

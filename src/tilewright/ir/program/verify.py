@@ -1,13 +1,14 @@
-"""The laws of a body: values are defined before use, axes are bound where used, states stay states."""
+"""The laws of a body: values are defined before use, axes are bound where used, states stay states; and every grid
+point waits before it touches memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tilewright.ir.expr import Axis, walk
 
-from .statements import Branch, Declare, Load, Loop, Stmt, Store, Update
-from .walks import defines, expressions, in_order, uses
+from .statements import Await, Branch, Check, Declare, Load, Loop, Nest, Release, Stmt, Store, Update
+from .walks import defines, expressions, in_order, is_binding, uses, walk_statements
 
 
 def verify_body(
@@ -48,3 +49,31 @@ def verify_body(
         if isinstance(s, Branch):
             verify_body(s.body, known, blocks, states, bound, buffers)
             verify_body(s.orelse, known, blocks, states, bound, buffers)
+
+
+def verify_order(body: Sequence[Stmt]) -> None:
+    """Raise ValueError unless a program with an `Await` or a `Release` has one `Await`, which every grid point reaches
+    once and before it touches memory, and at most one `Release`, behind it and where a point comes once.
+
+    A point that went past the wait could end before the kernel in front does. The kernel behind waits for the end of
+    this one, and would take it for the end of both."""
+    every = list(walk_statements(body))
+    awaits, releases = (sum(isinstance(s, kind) for s in every) for kind in (Await, Release))
+    if not awaits and not releases:
+        return
+    place = next((k for k, s in enumerate(body) if isinstance(s, Await)), None)
+    if awaits != 1 or place is None:
+        raise ValueError("not every grid point waits once for the kernel in front")
+    early = [s for s in walk_statements(body[:place]) if isinstance(s, (Load, Store, Check))]
+    if early:
+        raise ValueError(f"{early[0]}: touches memory before the kernel in front has ended")
+    if releases > 1 or releases != sum(isinstance(s, Release) for s in _once(body[place:])):
+        raise ValueError("the kernel behind is released more than once, or before the wait")
+
+
+def _once(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements that each grid point comes to once."""
+    for s in body:
+        yield s
+        if isinstance(s, Nest) or (isinstance(s, Loop) and is_binding(s)):
+            yield from _once(s.body)

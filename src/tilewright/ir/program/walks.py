@@ -9,6 +9,7 @@ from tilewright.ir.expr import Expr, walk
 from tilewright.ir.sizes import dims
 
 from .statements import (
+    Await,
     Branch,
     Check,
     Collapse,
@@ -19,6 +20,7 @@ from .statements import (
     Loop,
     Nest,
     Prefix,
+    Release,
     Stmt,
     Store,
     Update,
@@ -71,7 +73,7 @@ def expressions(s: Stmt) -> list[Expr]:
             found = [s.start, s.stop]
         case Branch():
             found = [s.condition]
-        case Collapse() | Prefix() | Dot() | Nest():
+        case Collapse() | Prefix() | Dot() | Nest() | Await() | Release():
             found = []
     return [e for e in found if e is not None]
 

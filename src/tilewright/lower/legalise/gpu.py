@@ -1,6 +1,6 @@
 """For machines whose threads share a grid point: which products a matrix unit does, and how it takes their sides;
 which loops have loads of several steps under way; which loads take descriptors, and which halves stay halves; what is
-told of accesses."""
+told of accesses; where kernels that are launched early wait."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
+from .early_launch import with_early_launch
 from .last_steps import keep_last_steps
 from .product_sums import add_products
 from .runs import load_once, tell_runs
@@ -63,8 +64,9 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     made = add_products(replace(program, body=rewrite_body(program.body, change)))
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     body = tell_runs(load_once(made.body, tiles, sides), tiles)
-    body = keep_last_steps(body)
-    return replace(made, body=body, odd_steps=has_odd_steps(program))
+    made = replace(made, body=keep_last_steps(body), odd_steps=has_odd_steps(program))
+    early = target.early_launch
+    return made if early == "none" else with_early_launch(made, outside=early == "any")
 
 
 def block_axes(program: TileProgram) -> dict[Axis, int]:

@@ -37,7 +37,12 @@ from tilewright.pipeline.build import (
 )
 from tilewright.pipeline.loops import Looping, M
 from tilewright.runtime.cuda.build import build_kernels
-from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
+from tilewright.runtime.cuda.device import (
+    gpu_target,
+    missing,
+    refuses_early_launch,
+    singles_may_round,
+)
 from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.cuda.driver import device as driver_device
 from tilewright.runtime.cuda.executable import CudaExecutable
@@ -188,9 +193,11 @@ class CudaBackend:
 
 
 def as_allowed(target: Target, options: Options) -> Target:
-    """A GPU as torch's switch, or the option, lets it compute products of fp32."""
+    """A GPU as torch's switch, or the option, lets it compute products of fp32, and as options let it launch."""
     rounds = singles_may_round() if options.tf32 is None else options.tf32
-    return target.rounding_singles() if rounds else target
+    target = target.rounding_singles() if rounds else target
+    refused = target.backend != "cuda" or options.early_launch == "none" or refuses_early_launch(target)
+    return target if refused else replace(target, early_launch=options.early_launch)
 
 
 def _device(ordinal: int | None, store: ContentStore, options: Options) -> Device | None:

@@ -15,6 +15,16 @@ from tilewright.tuning.thresholds import GPU_WORK
 from . import triton_compat
 
 
+def refuses_early_launch(target: Target) -> str:
+    """Why kernels for a GPU cannot be launched before the kernel in front has ended; empty if they can, as far as is
+    known without its driver."""
+    if not target.has_early_launch:
+        return f"{target.name} cannot begin kernels early"
+    if not triton_compat.can_wait():
+        return f"Triton {triton_compat.version()} has no calls to wait for the kernel in front"
+    return ""
+
+
 class DeviceProperties(Protocol):
     """What torch tells of a device, as far as it is read here."""
 

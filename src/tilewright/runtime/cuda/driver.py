@@ -75,7 +75,12 @@ class _Device(ctypes.Structure):
 
 
 class _Kernel(ctypes.Structure):
-    _fields_ = (("entry", ctypes.c_void_p), ("threads", ctypes.c_int64), ("shared", ctypes.c_int64))
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+        ("shared", ctypes.c_int64),
+        ("early", ctypes.c_int64),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +108,7 @@ class Driver:
         native.tw_cuda_open.argtypes = [ctypes.c_char_p, place]
         native.tw_cuda_error.restype = ctypes.c_char_p
         native.tw_cuda_device.argtypes = [ctypes.c_int, place]
-        native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, number, number, place, place]
+        native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
         native.tw_cuda_replay.argtypes = [place] * 4 + [number] * 2
@@ -119,6 +124,8 @@ class Driver:
             why = (said.value or b"").decode(errors="replace")
             raise BuildError(f"the GPU driver cannot be used: {why}", phase="load")
         self.check(code, "start")
+        self.launches_early = bool(native.tw_cuda_launches_early())
+        """Whether the driver launches kernels before the kernel in front has ended."""
 
     def check(self, code: int, what: str) -> None:
         """Raise DriverError if `code` is not 0."""
@@ -188,10 +195,10 @@ class Device:
             return found
 
     def _load(self, built: BuiltKernel) -> Loaded:
-        kernel, used = _Kernel(), (ctypes.c_int * 2)()
-        facts, image = built.facts, ctypes.create_string_buffer(built.code)
+        facts, image, used = built.facts, ctypes.create_string_buffer(built.code), (ctypes.c_int * 2)()
+        kernel = _Kernel(None, facts.threads, facts.shared, facts.early)
         code = self.driver.native.tw_cuda_load(
-            self.address, image, facts.entry.encode(), facts.threads, facts.shared, ctypes.byref(kernel), used
+            self.address, image, facts.entry.encode(), ctypes.byref(kernel), used
         )
         self.driver.check(code, f"load {facts.entry}")
         return Loaded(ctypes.addressof(kernel), used[0], used[1], kernel)

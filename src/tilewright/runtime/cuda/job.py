@@ -84,6 +84,8 @@ class KernelFacts:
     triton: str
     boxes: tuple[Box, ...] = ()
     """One for each descriptor among the arguments, in order."""
+    early: bool = False
+    """Whether its code waits for the end of the kernel in front before it touches memory."""
 
     def to_json(self) -> str:
         """As text."""
@@ -97,6 +99,8 @@ class KernelFacts:
             found["boxes"] = tuple(
                 Box(int(b["type"]), int(b["swizzle"]), tuple(map(int, b["shape"]))) for b in found["boxes"]
             )
+            if not isinstance(found["early"], bool):
+                raise TypeError("early")
             return cls(**found)
         except (TypeError, ValueError, KeyError) as error:
             raise BuildError(f"not the facts of a kernel: {error}", phase="build") from error

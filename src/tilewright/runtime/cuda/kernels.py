@@ -69,6 +69,7 @@ class _Record(ctypes.Structure):
         ("table", ctypes.c_uint64),
         ("addresses", ctypes.c_void_p),
         ("told", ctypes.c_int64),
+        ("outside", ctypes.c_int64),
     )
 
 
@@ -102,7 +103,7 @@ class Ready:
     """One kernel for exact sizes: native addresses of its generic variant (0: not built) and its aligned one (0: not
     for these sizes), the blocks of its grid (in a list: for each of its `rows`), its arguments, pointers that the
     compiler wants behind them, and what descriptors show that the aligned variant has between. `later` is the generic
-    variant."""
+    variant. `outside`: if it waits for the kernel in front, that may be one of somebody else."""
 
     generic: int
     aligned: int
@@ -112,6 +113,7 @@ class Ready:
     later: tuple[int, Variant]
     shown: tuple[Tensor, ...] = ()
     rows: int = 1
+    outside: bool = False
 
     def check(self, source: TritonSource, built: BuiltKernel) -> None:
         """Raise VerifyError if another variant takes other arguments."""
@@ -218,7 +220,9 @@ class CudaUnit:
         source, built = self._built[generic]
         address = self.device.load(built).address
         if special is None:
-            return Ready(address, 0, blocks, source.arguments, built.facts.hidden, generic)
+            return Ready(
+                address, 0, blocks, source.arguments, built.facts.hidden, generic, outside=source.outside
+            )
         special.check(source, built)
         return replace(special, generic=address)
 
@@ -239,7 +243,8 @@ class CudaUnit:
         if shown is None:
             return None
         plain = tuple(a for a in source.arguments if a.descriptor is None)
-        return Ready(0, self.device.load(built).address, blocks, plain, built.facts.hidden, generic, shown)
+        address, hidden = self.device.load(built).address, built.facts.hidden
+        return Ready(0, address, blocks, plain, hidden, generic, shown, outside=source.outside)
 
     def _complete(self, records: Iterable[_Record], rows: Iterable[Ready]) -> None:
         """Build the generic variants that the addresses of the last run asked for."""
@@ -349,7 +354,7 @@ class CudaUnit:
         record.slots, record.offsets = slots.buffer_info()[0], offsets.buffer_info()[0]
         record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
         record.special, record.maps = special.buffer_info()[0], ctypes.addressof(made)
-        record.mapped = len(ready.shown)
+        record.mapped, record.outside = len(ready.shown), ready.outside
         return values, slots, offsets, places, arguments, special, alive, addresses, held
 
 

@@ -1,5 +1,6 @@
-"""PTX as its assembler must be given it: what ptxas of CUDA 12 (12.8 and 12.9; 13.4 does not) assembles
-wrongly, said in another way.
+"""PTX as its assembler must be given it, and whether a kernel waits before it touches memory.
+
+What ptxas of CUDA 12 (12.8 and 12.9; 13.4 does not) assembles wrongly is said in another way:
 
 1. `add.s16x2` with a constant: where only the upper half of the sum is used, the constant's lower half is added to it.
    LLVM packs additions of narrow integers so, a half undefined. Each half is added by itself.
@@ -76,3 +77,30 @@ def _is_negative(value: int, bits: int) -> bool:
 def _block(indent: str, steps: tuple[str, ...]) -> str:
     """Steps whose registers nobody else sees."""
     return f"{indent}{{ {' '.join(steps)} }}"
+
+
+_BODY = re.compile(r"\.entry\s+\w+\s*\(.*?\)[^{]*\{(.*)", re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LABEL = re.compile(r"^[\w$%]+:")
+_ARITHMETIC = frozenset(
+    "abs add and bfe bfi brev clz cvt cvta div fma lop3 mad mad24 max min mov mul mul24 neg not or popc prmt rem selp"
+    " set setp shf shl shr sub xor".split()
+)
+"""Instructions that touch no memory and do not branch."""
+
+
+def waits_first(text: str) -> bool:
+    """Whether every thread of a kernel waits for the end of the kernel in front before it touches memory: in its text
+    there is nothing before the wait but arithmetic, on the only way to it."""
+    entry = _BODY.search(_COMMENT.sub("", text))
+    before, wait, _ = entry[1].partition("griddepcontrol.wait") if entry else ("", "", "")
+    if not wait:
+        return False
+    for line in re.split(r"[;{}\n]", before):
+        step = _LABEL.sub("", line.strip()).strip()
+        if not step or step[0] in ".%,":  # a directive; registers of a vector
+            continue
+        verb = step.split()[0].split(".")
+        if verb[0] not in _ARITHMETIC and verb[:2] != ["ld", "param"]:
+            return False
+    return True

@@ -20,7 +20,7 @@ from tilewright.errors import BuildError
 
 from .binary import resources
 from .job import Box, Job, KernelFacts
-from .ptx import mend_ptx
+from .ptx import mend_ptx, waits_first
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
@@ -45,6 +45,15 @@ def version() -> str | None:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:  # a source tree on the path
         return "unknown"
+
+
+def can_wait() -> bool:
+    """Whether the Triton that is installed has the calls of kernels that are launched early; does not import it."""
+    if version() is None:
+        return False
+    found = importlib.util.find_spec("triton")
+    places = found.submodule_search_locations if found is not None else None
+    return any((Path(p) / "language/extra/cuda/gdc.py").is_file() for p in places or ())
 
 
 def compile_job(job: Job, folder: Path) -> tuple[bytes, str, KernelFacts]:
@@ -189,6 +198,7 @@ def _facts(job: Job, built: Any) -> KernelFacts:
         spills=spills,
         triton=version() or "unknown",
         boxes=_boxes(job, data),
+        early=job.backend == "cuda" and waits_first(built.asm[text]),
     )
 
 

@@ -14,6 +14,22 @@ struct Node {  // CUDA_KERNEL_NODE_PARAMS, as `cuGraphAddKernelNode` takes it si
   void **arguments, **extra;
 };
 
+struct alignas(8) Attribute {  // CUlaunchAttribute
+  int id, unused;
+  int value[16];
+};
+
+struct Config {  // CUlaunchConfig
+  unsigned grid[3], block[3], shared;
+  stream on;
+  const Attribute* attributes;
+  unsigned count;
+};
+
+struct Edge {  // CUgraphEdgeData
+  unsigned char from, to, type, unused[5];
+};
+
 struct Driver {
   result (*init)(unsigned flags);
   result (*version)(int* number);
@@ -42,6 +58,8 @@ struct Driver {
   result (*copy)(uint64_t target, uint64_t source, size_t bytes, stream on);
   result (*graph_destroy)(graph what);
   result (*graph_end)(executable what);
+  result (*launch_as)(const Config* how, function f, void** arguments, void** extra);  // null in old drivers, as below
+  result (*graph_order)(graph in, const node* from, const node* to, const Edge* edges, size_t count);
 } driver;
 
 struct Symbol {
@@ -77,6 +95,15 @@ const Symbol symbols[] = {
     {&driver.graph_end, "cuGraphExecDestroy"},
 };
 
+const Symbol newer[] = {  // both, or neither is used
+    {&driver.launch_as, "cuLaunchKernelEx"},
+    {&driver.graph_order, "cuGraphAddDependencies_v2"},
+};
+const int ORDERS_GRAPHS = 12030;  // drivers from here on launch early, in streams, captures and graphs
+const Attribute EARLY = {6, 0, {1}};  // PROGRAMMATIC_STREAM_SERIALIZATION
+const result NOT_SUPPORTED = 801;
+const Edge AFTER_RELEASE = {1, 0, 1, {}};  // from the port and of the type PROGRAMMATIC
+
 const int SHARED_DEFAULT = 48 << 10;  // above it, a function must ask
 const int MAX_DYNAMIC_SHARED = 8, REGISTERS = 4, LOCAL_BYTES = 3;  // attributes of functions
 const unsigned PORTABLE = 1, MAPPED = 2;                           // host memory for all contexts, seen by the device
@@ -110,6 +137,7 @@ struct tw_device {
 struct tw_kernel {  // one built variant, loaded
   function entry;
   int64_t threads, shared;
+  int64_t early;  // its code waits for the end of the kernel in front before it touches memory
 };
 
 struct tw_map {  // a tensor descriptor; dims here have the contiguous one first, as the driver wants them
@@ -135,6 +163,7 @@ struct tw_record {  // pointer p is bases[slots[p]] + offsets[p] (bytes)
   uint64_t table;  // of a list: where the kernel reads its pointers; 0: they are arguments
   const uint64_t* addresses;  // what must stand there
   int64_t told;  // it does, for what the run's stream does next
+  int64_t outside;  // it may be launched before a kernel has ended that is not of its run
 };
 
 struct tw_run {
@@ -199,17 +228,43 @@ result fill(tw_record& r, char* const* bases) {
   return 0;
 }
 
+// Whether a record of a run is launched before the kernel in front has ended: then its code waits. So does that of the
+// kernel in front, or it was launched behind the end of what stood there, so that its end is the end of all before it.
+bool is_early(const tw_run* run, int64_t i) {
+  const tw_record& r = run->records[i];
+  return r.chosen->early && driver.launch_as && (i > 0 || r.outside);
+}
+
+result launch(const tw_record& r, bool early, stream on) {
+  const tw_kernel* k = r.chosen;
+  unsigned blocks = (unsigned)r.blocks, threads = (unsigned)k->threads, shared = (unsigned)k->shared;
+  if (early) {
+    const Config how = {{blocks, 1, 1}, {threads, 1, 1}, shared, on, &EARLY, 1};
+    result error = driver.launch_as(&how, k->entry, arguments(r), nullptr);
+    if (error != NOT_SUPPORTED) return error;
+  }
+  return driver.launch(k->entry, blocks, 1, 1, threads, 1, 1, shared, on, arguments(r), nullptr);
+}
+
+// Adds record i of a run to a graph, behind the record in front.
+bool add(tw_run* run, int64_t i, graph whole) {
+  tw_record& r = run->records[i];
+  Node what = describe(r);
+  const node* front = i ? &run->records[i - 1].member : nullptr;
+  bool early = i && is_early(run, i);
+  if (driver.graph_add(&r.member, whole, early ? nullptr : front, i && !early, &what)) return false;
+  return !early || !driver.graph_order(whole, front, &r.member, &AFTER_RELEASE, 1);
+}
+
 // The records of a run as a graph of the driver's, one after the other: one call launches all of them.
 bool make_bundle(tw_run* run) {
   graph whole = nullptr;
   if (driver.graph_create(&whole, 0)) return false;
   bool good = true;
   for (int64_t i = 0; i < run->count && good; i++) {
-    tw_record& r = run->records[i];
-    Node what = describe(r);
-    good = !driver.graph_add(&r.member, whole, i ? &run->records[i - 1].member : nullptr, i > 0, &what);
-    r.bundled = r.chosen;
-    r.stale = 0;
+    good = add(run, i, whole);
+    run->records[i].bundled = run->records[i].chosen;
+    run->records[i].stale = 0;
   }
   good = good && !driver.graph_instantiate(&run->bundle, whole, 0);
   driver.graph_destroy(whole);
@@ -312,9 +367,15 @@ TW_API int tw_cuda_open(const char* library, const char** text) {
       return -1;
     }
   }
+  for (const Symbol& s : newer) *(void**)s.at = dlsym(handle, s.name);
   result error = driver.init(0);
-  return error ? error : driver.version(&driver_version);
+  if (!error) error = driver.version(&driver_version);
+  if (driver_version < ORDERS_GRAPHS || !driver.graph_order) driver.launch_as = nullptr;
+  return error;
 }
+
+// Whether kernels can be launched before the kernel in front has ended.
+TW_API int tw_cuda_launches_early() { return driver.launch_as != nullptr; }
 
 TW_API const char* tw_cuda_error(int error) {
   const char* text = nullptr;
@@ -336,17 +397,15 @@ TW_API int tw_cuda_device(int ordinal, tw_device* made) {
   return driver.host_address(&made->error_address, word, 0);
 }
 
-// Loads machine code and finds its kernel. `used` gets registers and local bytes of a thread.
-TW_API int tw_cuda_load(const tw_device* device, const void* image, const char* name, int64_t threads, int64_t shared,
-                        tw_kernel* made, int* used) {
+// Loads machine code and finds its kernel, of which the rest is known. `used` gets registers and local bytes of a thread.
+TW_API int tw_cuda_load(const tw_device* device, const void* image, const char* name, tw_kernel* made, int* used) {
   Current scope(device->primary);
   if (scope.error) return scope.error;
   module loaded = nullptr;
   result error = driver.module_load(&loaded, image);
   if (error || (error = driver.module_function(&made->entry, loaded, name))) return error;
-  if (shared > SHARED_DEFAULT && (error = driver.function_set(made->entry, MAX_DYNAMIC_SHARED, (int)shared))) return error;
-  made->threads = threads;
-  made->shared = shared;
+  if (made->shared > SHARED_DEFAULT && (error = driver.function_set(made->entry, MAX_DYNAMIC_SHARED, (int)made->shared)))
+    return error;
   if ((error = driver.function_get(&used[0], REGISTERS, made->entry))) return error;
   return driver.function_get(&used[1], LOCAL_BYTES, made->entry);
 }
@@ -378,11 +437,7 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
     }
   }
   for (int64_t i = 0; i < run->count; i++) {
-    const tw_record& r = run->records[i];
-    const tw_kernel* k = r.chosen;
-    result error = driver.launch(k->entry, (unsigned)r.blocks, 1, 1, (unsigned)k->threads, 1, 1, (unsigned)k->shared, on,
-                                 arguments(r), nullptr);
-    if (error) return -error;
+    if (result error = launch(run->records[i], is_early(run, i), on)) return -error;
   }
   return 0;
 }
