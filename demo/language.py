@@ -156,7 +156,9 @@ def _tokens(held: gguf.Gguf) -> PreTrainedTokenizerFast:
     made.decoder = decoders.ByteLevel()
     special = [str(w) for w, kind in zip(words, kinds, strict=True) if kind == 3]
     made.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in special])
-    known = {f"{n}_token": str(words[int(str(held.facts[f"tokenizer.ggml.{n}_token_id"]))]) for n in ("bos", "eos")}
+    known = {
+        f"{n}_token": str(words[int(str(held.facts[f"tokenizer.ggml.{n}_token_id"]))]) for n in ("bos", "eos")
+    }
     return PreTrainedTokenizerFast(tokenizer_object=made, **known)
 
 
@@ -196,7 +198,7 @@ def compared(
         clock = Clock(printing(writer) if not made else None)
         try:
             ids = written(writer, name, question, tokens, clock)
-        except Exception as error:  # noqa: BLE001  a peer's failure is a fact
+        except Exception as error:  # a peer's failure is a fact
             if name == "tilewright":
                 raise
             say(f"{name} cannot write: {type(error).__name__}")

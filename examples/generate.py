@@ -1,4 +1,4 @@
-"""Writes text with transformers' `generate`, compiled by Tilewright: tokens a second beside eager, text while it is made.
+"""Writes text with transformers' `generate`, compiled by Tilewright: words while they are made, tokens a second.
 
     python examples/generate.py [MODEL.gguf]
 
@@ -32,7 +32,9 @@ def main(
     graphs = tilewright.stats().graphs - before
     ours, _ = made["tilewright"]
     same = all(ids == ours for ids, _ in made.values())
-    print(f"{len(ours)} tokens by {graphs} graph; {'the same tokens' if same else 'OTHER tokens'} as {', '.join(against)}")
+    print(
+        f"{len(ours)} tokens by {graphs} graph; {'the same tokens' if same else 'OTHER tokens'} as {', '.join(against)}"
+    )
     return same, len(ours), graphs
 
 
