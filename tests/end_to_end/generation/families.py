@@ -105,7 +105,9 @@ class Written:
     graphs: int
 
 
-def written(model: Any, given: Mapping[str, torch.Tensor], compiled: Mapping[str, Any], **how: Any) -> Written:
+def written(
+    model: Any, given: Mapping[str, torch.Tensor], compiled: Mapping[str, Any], **how: Any
+) -> Written:
     """Two runs of ours beside eager's; both make the same tokens, and the second one compiles nothing."""
     torch.manual_seed(5)
     wanted = model.generate(**given, **how)
