@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.cache_utils import DynamicLayer
+
+import tilewright
 
 from .families import FAMILIES, made, prompt, written
 
@@ -13,6 +16,20 @@ from .families import FAMILIES, made, prompt, written
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     torch._dynamo.reset()
+
+
+def test_all_lengths_beyond_the_second_are_one_graph() -> None:
+    layers = [DynamicLayer() for _ in range(2)]
+
+    def step(layer: DynamicLayer, new: torch.Tensor) -> torch.Tensor:
+        return sum(layer.update(new, new * 2), torch.zeros(())).sum((1, 2, 3))
+
+    steps = [torch.compile(step, backend="tilewright"), step]
+    tilewright.reset()
+    for new in torch.randn(7, 2, 2, 1, 8):
+        torch.testing.assert_close(*[s(layer, new) for s, layer in zip(steps, layers, strict=True)])
+    assert torch.equal(layers[0].keys, layers[1].keys) and layers[0].keys.shape[2] == 7
+    assert tilewright.stats().graphs == 3
 
 
 def compiled(model: Any) -> Any:
