@@ -1,15 +1,17 @@
 """`python -m benchmarks.decode --json FILE`: token after token from a static cache, as users of transformers have it.
 
 Random weights of published shapes. Each contestant has a model call of its own over a cache of its own, all start from
-the same prompt and take turns; of each: milliseconds per token (median), bytes that a token must read (weights and the
-used part of the cache) beside what it reads at that rate, and whether its greedy tokens are eager's. On a GPU,
-contestants replay CUDA graphs where they can.
+the same prompt and take turns; of each: milliseconds per token (median, least), bytes that a token must read (weights
+and the used part of the cache) beside what it reads at that rate, and whether its greedy tokens are eager's. On a GPU,
+contestants replay CUDA graphs where they can. On a CPU, the time of all cores is told too, which other programs of the
+machine disturb less, and in each turn as many bytes are read and summed up: no token can take less.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import statistics
 import time
 import warnings
@@ -53,6 +55,14 @@ class Contestant:
     place: int
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    core_seconds: list[float] = field(default_factory=list)
+
+    def timed(self, model: LlamaForCausalLM) -> None:
+        """Make the next token by the clock: the token is read, so that the device is done."""
+        start, cores = time.perf_counter(), time.process_time()
+        self.step(model)
+        self.seconds.append(time.perf_counter() - start)
+        self.core_seconds.append(time.process_time() - cores)
 
     def step(self, model: LlamaForCausalLM) -> None:
         """Make the next token of each row and write it down."""
@@ -93,6 +103,22 @@ def least_bytes(model: LlamaForCausalLM, batch: int, context: int) -> int:
     return (weights + cache) * size
 
 
+@dataclass
+class Reader:
+    """Sums up as many bytes as a token must read: the least time of a token on a CPU."""
+
+    values: Tensor
+    seconds: list[float] = field(default_factory=list)
+    core_seconds: list[float] = field(default_factory=list)
+
+    def timed(self) -> None:
+        """Read all once."""
+        start, cores = time.perf_counter(), time.process_time()
+        self.values.sum()
+        self.seconds.append(time.perf_counter() - start)
+        self.core_seconds.append(time.process_time() - cores)
+
+
 def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.Facts:
     """The facts of one batch and length of context."""
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
@@ -100,18 +126,46 @@ def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.F
     config = LlamaConfig(**SHAPES[arguments.shape], max_position_embeddings=arguments.cache)
     model = LlamaForCausalLM(config).to(device, dtype).eval()
     prompt = torch.randint(0, config.vocab_size, (batch, context), device=device)
+    least = least_bytes(model, batch, context)
+    facts: record.Facts = {"batch": batch, "context": context, "least_bytes": least}
+    contestants, failed = started(arguments, model, prompt, facts)
+    reader = Reader(torch.ones(least // 4)) if arguments.device == "cpu" else None
+    load = [os.getloadavg()[0]]
+    for turn in range(arguments.rounds):
+        for made in contestants[:: 1 if turn % 2 else -1]:
+            for _ in range(arguments.tokens):
+                made.timed(model)
+        if reader is not None:
+            reader.timed()
+    facts["load"] = [round(x, 1) for x in (*load, os.getloadavg()[0])]
+    told = next(c for c in contestants if c.name == "eager")
+    for made in contestants:
+        facts[made.name] = told_of(made, told, least, batch)
+    if reader is not None:
+        facts["reading_alone"] = times(reader)
+    peers = [statistics.median(c.seconds) for c in contestants if c.name != "tilewright"]
+    ours = [statistics.median(c.seconds) for c in contestants if c.name == "tilewright"]
+    if ours:
+        facts["x_best_peer"] = round(min(peers) / ours[0], 3)
+    cores = {c.name: statistics.median(c.core_seconds) for c in contestants}
+    if reader is not None and "tilewright" in cores:
+        mine = cores.pop("tilewright")
+        facts["x_core_seconds"] = {name: round(x / mine, 3) for name, x in cores.items()}
+    return facts | ({"failed": failed} if failed else {})
+
+
+def started(
+    arguments: argparse.Namespace, model: LlamaForCausalLM, prompt: Tensor, facts: record.Facts
+) -> tuple[list[Contestant], dict[str, record.Json]]:
+    """Contestants that have made their first tokens, and why others could not."""
     contestants: list[Contestant] = []
-    facts: record.Facts = {
-        "batch": batch,
-        "context": context,
-        "least_bytes": least_bytes(model, batch, context),
-    }
     failed: dict[str, record.Json] = {}
+    context = prompt.shape[1]
     for name in arguments.against:
         torch._dynamo.reset()
-        cache = StaticCache(config=config, max_cache_len=arguments.cache)
+        cache = StaticCache(config=model.config, max_cache_len=arguments.cache)
         more = (
-            {"cache_position": torch.arange(context, device=device)}
+            {"cache_position": torch.arange(context, device=prompt.device)}
             if "cache_position" in _parameters(model)
             else {}
         )
@@ -126,30 +180,29 @@ def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.F
             continue
         facts[f"{name}_build_s"] = round(time.perf_counter() - start, 1)
         contestants.append(made)
-    for _ in range(arguments.rounds):
-        for made in contestants:
-            for _ in range(arguments.tokens):
-                start = time.perf_counter()
-                made.step(model)  # the token is read, so that the device is done
-                made.seconds.append(time.perf_counter() - start)
-    told = next(c for c in contestants if c.name == "eager")
-    for made in contestants:
-        seconds = statistics.median(made.seconds)
-        facts[made.name] = {
-            "ms_per_token": round(seconds * 1e3, 3),
-            "tokens_per_s": round(batch / seconds, 1),
-            "GB_per_s": round(least_bytes(model, batch, context) / seconds / 1e9, 1),
-            "same_tokens": made.tokens == told.tokens,
-            "same_until": next(
-                (k for k, (a, b) in enumerate(zip(made.tokens, told.tokens, strict=True)) if a != b),
-                len(told.tokens),
-            ),
-        }
-    peers = [statistics.median(c.seconds) for c in contestants if c.name != "tilewright"]
-    ours = [statistics.median(c.seconds) for c in contestants if c.name == "tilewright"]
-    if ours:
-        facts["x_best_peer"] = round(min(peers) / ours[0], 3)
-    return facts | ({"failed": failed} if failed else {})
+    return contestants, failed
+
+
+def times(timed: Contestant | Reader) -> dict[str, record.Json]:
+    """What a token took, in milliseconds."""
+    return {
+        "ms_per_token": round(statistics.median(timed.seconds) * 1e3, 3),
+        "least_ms": round(min(timed.seconds) * 1e3, 3),
+        "core_ms": round(statistics.median(timed.core_seconds) * 1e3, 3),
+    }
+
+
+def told_of(made: Contestant, eager: Contestant, least: int, batch: int) -> dict[str, record.Json]:
+    """The figures of a contestant."""
+    seconds = statistics.median(made.seconds)
+    pairs = enumerate(zip(made.tokens, eager.tokens, strict=True))
+    return {
+        **times(made),
+        "tokens_per_s": round(batch / seconds, 1),
+        "GB_per_s": round(least / seconds / 1e9, 1),
+        "same_tokens": made.tokens == eager.tokens,
+        "same_until": next((k for k, (a, b) in pairs if a != b), len(eager.tokens)),
+    }
 
 
 def main() -> None:
@@ -162,7 +215,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, nargs="+", default=[256])
     parser.add_argument("--cache", type=int, default=1024, help="lines of the static cache")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens of a turn")
+    parser.add_argument("--tokens", type=int, default=4, help="tokens of a turn")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--against", nargs="+")
     parser.add_argument("--json", type=Path)

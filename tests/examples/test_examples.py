@@ -44,6 +44,13 @@ def test_an_artifact_runs_where_there_is_no_compiler(
     assert "0 graphs were compiled here; input: float32[batch, 32]" in capsys.readouterr().out
 
 
+def test_a_language_model_writes_what_eager_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    same, tokens, graphs = example("generate")["main"](".", tokens=8)
+    assert same and tokens == 8 and graphs == 1
+    told = capsys.readouterr().out
+    assert "random weights" in told and "8 tokens by 1 graph; the same tokens as eager" in told
+
+
 def test_every_example_has_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'example("{p.stem}")' in text for p in FOLDER.glob("*.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from tilewright.errors import VerifyError
 from tilewright.ir.expr import Expr, Symbol
@@ -20,8 +21,14 @@ def symbol_name(s: Expr) -> str:
 def names_in(exprs: Iterable[Expr]) -> Iterator[str]:
     """Names of the size symbols that `exprs` use, with repetitions."""
     for e in exprs:
-        for s in dims.symbols_of(e):
-            yield symbol_name(s)
+        if e.op != "const":
+            yield from _names(e)
+
+
+@lru_cache(1 << 14)
+def _names(e: Expr) -> tuple[str, ...]:
+    """Each new size of a plan asks again for the names of all its buffers."""
+    return tuple(symbol_name(s) for s in dims.symbols_of(e))
 
 
 def _candidates(inputs: Sequence[Spec | Expr]) -> list[tuple[Expr, int, Part, int]]:

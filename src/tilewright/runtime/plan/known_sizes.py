@@ -127,7 +127,10 @@ class Bound:
         if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        found = self.fresh().native_call(Outside(self.lies, outputs, self.first.make, raise_error))
+        made = self.fresh()
+        found = made.native_call(Outside(self.lies, outputs, self.first.make, raise_error))
+        if found is None:
+            self.free.append(made)  # for the first run
         return cast(Quick | None, found)  # it takes what the plan says
 
     def quick_run(self) -> Quick:
