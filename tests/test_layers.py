@@ -28,6 +28,7 @@ FIXED_SIGNATURES: Mapping[str, str] = {
     "capture.loops.op": "torch calls what implements an operator with each of its operands",
     "capture.loops.numbers.losses": "a twin is called with the arguments of its op",
     "capture.loops.numbers.parts_at": "a twin is called with the arguments of its op",
+    "runtime.call.kept_weights": "torch calls what takes the weights of one module",
 }
 """Modules whose signatures others fix."""
 

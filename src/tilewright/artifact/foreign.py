@@ -44,7 +44,15 @@ from tilewright.pipeline.state import CapturedProgram
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES, MODELS
 
-from .foreign_expressions import SYMBOL, Harmful, Inside, check_divisions, check_node, nodes_of, plain_name
+from .foreign_expressions import (
+    SYMBOL,
+    Unsafe,
+    ReadsInside,
+    check_divisions,
+    check_node,
+    nodes_of,
+    plain_name,
+)
 
 _ANY_NUMBER = (-(1 << 63), None)
 """The range of a number that comes from data."""
@@ -82,7 +90,7 @@ def _proving(place: str) -> Generator[None]:
 
 
 _UNPROVED = (
-    Harmful, TilewrightError, ValueError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
+    Unsafe, TilewrightError, ValueError, TypeError, AttributeError, AssertionError, LookupError, ArithmeticError,
     RuntimeError,
 )  # fmt: skip
 """What is raised of a graph that nobody vouches for. A nesting that is too deep for Python is a RuntimeError."""
@@ -97,9 +105,9 @@ def _likely(traced: SizeHints) -> SizeHints:
 
 
 def _check_spread(tensors: Iterable[Tensor]) -> None:
-    """Raise Harmful where tensors, made dense, would take much more memory than the file."""
+    """Raise Unsafe where tensors, made dense, would take much more memory than the file."""
     if sum(map(spread_bytes, tensors)) > ARTIFACTS.max_spread_bytes:
-        raise Harmful("its tensors are larger than what it holds of them")
+        raise Unsafe("its tensors are larger than what it holds of them")
 
 
 class _Harmless:
@@ -108,7 +116,7 @@ class _Harmless:
     def __init__(self, graph: Graph, around: Mapping[str, tuple[int, int | None]] | None = None) -> None:
         """`around`: the ranges of symbols that have one where the graph is the body of a loop."""
         if len(graph.ops) > MODELS.max_file_nodes:
-            raise Harmful(f"{len(graph.ops)} ops are too many")
+            raise Unsafe(f"{len(graph.ops)} ops are too many")
         self._given = graph
         self._memo: dict[Expr, Expr] = {}
         self._values: dict[Value, Value] = {}
@@ -141,7 +149,7 @@ class _Harmless:
         )
         for number in (*(w.input for w in given.writes), *(k for k, _ in given.placed)):
             if not 0 <= number < len(inputs) or not isinstance(inputs[number], Value):
-                raise Harmful(f"there is no input {number}")
+                raise Unsafe(f"there is no input {number}")
         kept = {v for v in given.inputs if isinstance(v, Value)}
         return Graph(
             inputs,
@@ -167,7 +175,7 @@ class _Harmless:
         for c in given:
             unknown = set(_names([c])) - self._ranges.keys()
             if c.dtype is not bool_ or unknown:
-                raise Harmful(f"a condition on {sorted(unknown)}")
+                raise Unsafe(f"a condition on {sorted(unknown)}")
         return tuple(map(self._size, given))
 
     # --- parts ---
@@ -175,7 +183,7 @@ class _Harmless:
     def _value(self, v: Value) -> Value:
         if v not in self._values:
             if DTYPES.get(v.dtype.name) is not v.dtype and v.dtype.kind is not Kind.OPAQUE:
-                raise Harmful(f"{v.dtype} is no type")
+                raise Unsafe(f"{v.dtype} is no type")
             torch_dtype(v.dtype)
             self._values[v] = Value(int(v.id), tuple(map(self._size, v.shape)), v.dtype)
         return self._values[v]
@@ -189,13 +197,13 @@ class _Harmless:
         for s in strides:
             fixed = dims.static(s)
             if not dims.at_least(s, 0) or (fixed is not None and fixed > MODEL_FILES.max_shape_product):
-                raise Harmful(f"{s} is no step of a tensor")
+                raise Unsafe(f"{s} is no step of a tensor")
         return strides
 
     def _size(self, e: Expr) -> Expr:
         """A size, which reads nothing."""
         if any(x.op in ("read", "axis") for x in nodes_of(e)):
-            raise Harmful(f"{e} is no size")
+            raise Unsafe(f"{e} is no size")
         return self._expr(e)
 
     def _expr(self, e: Expr) -> Expr:
@@ -219,7 +227,7 @@ class _Harmless:
         if op.expr is not None:
             return replace(made, expr=self._tensor_expr(op.expr, inputs))
         if op.call is None:
-            raise Harmful("an op without a meaning")
+            raise Unsafe("an op without a meaning")
         if op.call.loop is not None:
             return replace(made, call=self._loop(op.call, op.call.loop, inputs))
         return replace(made, call=self._call(op.call, len(inputs)))
@@ -228,13 +236,13 @@ class _Harmless:
 
     def _tensor_expr(self, given: TensorExpr, inputs: Sequence[Value]) -> TensorExpr:
         if given.reduction is not None and given.reduction not in _declared():
-            raise Harmful(f"{plain_name(given.reduction.name)} is no declared reduction")
+            raise Unsafe(f"{plain_name(given.reduction.name)} is no declared reduction")
         names = [*(f"i{k}" for k in range(len(given.axes))), *(f"r{k}" for k in range(len(given.reduce)))]
         axes = (*given.axes, *given.reduce)
         if len({a.name for a in axes}) < len(axes) or (
             given.scan is not None and given.scan not in given.axes
         ):
-            raise Harmful("axes that are not told apart")
+            raise Unsafe("axes that are not told apart")
         new = {a: Axis(name, self._size(a.extent)) for a, name in zip(axes, names, strict=True)}
         table = {axis(a): axis(b) for a, b in new.items()}
 
@@ -247,10 +255,10 @@ class _Harmless:
             for x in nodes_of(b):
                 check_node(x)
             if any(x.op == "axis" and x not in table for x in nodes_of(b)):
-                raise Harmful("an axis that is not declared")
+                raise Unsafe("an axis that is not declared")
             made = transform(b, renamed, memo)
             check_divisions(made)
-            body.append(Inside(made, inputs).held(made, ()))
+            body.append(ReadsInside(made, inputs).held(made, ()))
         return TensorExpr(
             tuple(new[a] for a in given.axes), tuple(body), tuple(new[a] for a in given.reduce), given.reduction,
             None if given.scan is None else new[given.scan],
@@ -261,9 +269,9 @@ class _Harmless:
     def _call(self, call: LibraryCall, operands: int) -> LibraryCall:
         """A call without promises: what it gives is looked at when it runs."""
         if call.group is not None or call.starts:
-            raise Harmful(f"{plain_name(call.name)} needs other processes")
+            raise Unsafe(f"{plain_name(call.name)} needs other processes")
         if not is_safe_op(call.function, apart=call.apart is True):
-            raise Harmful(
+            raise Unsafe(
                 f"{plain_name(call.name)} is no functional op of torch's own that looks at what it is given"
             )
         args, kwargs = (
@@ -275,7 +283,7 @@ class _Harmless:
             isinstance(a, (str, list, tuple))
             for a in (*args, *kwargs)  # pyright: ignore[reportUnknownVariableType]
         ):
-            raise Harmful(f"{plain_name(call.name)} is given no numbers")
+            raise Unsafe(f"{plain_name(call.name)} is given no numbers")
         names = [str(name) for name, _ in call.kwargs]
         return LibraryCall(
             plain_name(call.name), call.function, args, tuple(zip(names, kwargs, strict=True)),  # pyright: ignore[reportUnknownArgumentType]
@@ -290,19 +298,19 @@ class _Harmless:
             case (_, None | Operand(), [*_], [*_], [*_], [*told]):
                 numbers = tuple(self._size(e) if isinstance(e, Expr) else self._scalar(e) for e in told)
             case _:
-                raise Harmful("a loop is called otherwise")
+                raise Unsafe("a loop is called otherwise")
         body, first = given.body, given.gated + given.carried + given.sliced
         scalars = [e for e in body.inputs if isinstance(e, Expr)]
         if len(scalars) != len(numbers) or not given.gated <= first <= len(inputs) or body.preconditions:
-            raise Harmful("a loop is given other numbers than its steps take")
+            raise Unsafe("a loop is given other numbers than its steps take")
         around = dict(self._ranges)
         for e, number in zip(scalars, numbers, strict=True):
             if not isinstance(e.value, Symbol) or SYMBOL.fullmatch(str(e.value.name)) is None:
-                raise Harmful(f"{e} is no number of a loop")
+                raise Unsafe(f"{e} is no number of a loop")
             name = e.value.name
             same = isinstance(number, Expr) and isinstance(number.value, Symbol) and number.value.name == name
             if not same and name in around:
-                raise Harmful(f"{name} is one number in a loop, and another one around it")
+                raise Unsafe(f"{name} is one number in a loop, and another one around it")
             around.setdefault(name, _ANY_NUMBER)
         inside = _Harmless(body, around).body()
         steps = None if given.steps is None else self._size(given.steps)
@@ -311,7 +319,7 @@ class _Harmless:
         sliced = places[given.gated + given.carried : first]
         for k in sliced:
             if steps is None or not dims.at_least(dims.sub(inputs[k.index].shape[0], steps), 0):
-                raise Harmful("a loop may take more parts of a tensor than it has")
+                raise Unsafe("a loop may take more parts of a tensor than it has")
         return LibraryCall(
             "loop", loop_in_torch(loop),
             (
@@ -325,7 +333,7 @@ class _Harmless:
         """The graph as what a step runs, which finds all that it is given dense."""
         made = self.graph()
         if made.writes or made.placed or any(not isinstance(v, Value) for v in made.outputs):
-            raise Harmful("a step writes, or gives what is no tensor")
+            raise Unsafe("a step writes, or gives what is no tensor")
         shown = [v for v in (*made.inputs, *made.outputs) if isinstance(v, Value) and v not in made.constants]
         return replace(
             made, layouts={v: Layout(dims.dense_strides(v.shape)) for v in shown}, returned=(),
@@ -334,14 +342,14 @@ class _Harmless:
     def _scalar(self, a: object) -> object:
         """A number as it stands."""
         if type(a) not in (bool, int, float):
-            raise Harmful("a loop is given what is no number")
+            raise Unsafe("a loop is given what is no number")
         return a
 
     def _argument(self, a: object, operands: int) -> object:
         match a:
             case Operand():
                 if not 0 <= a.index < operands:
-                    raise Harmful(f"there is no operand {a.index}")
+                    raise Unsafe(f"there is no operand {a.index}")
                 return a
             case Expr():
                 return self._size(a)
@@ -356,7 +364,7 @@ class _Harmless:
             case torch.device() if a.type == "cpu":
                 return a
             case _:
-                raise Harmful(f"a call is given a {type(a).__name__}")
+                raise Unsafe(f"a call is given a {type(a).__name__}")
 
 
 def _sizes_of_inputs(graph: Graph) -> Iterable[Expr]:
@@ -385,7 +393,7 @@ def _constant(v: Value, t: object) -> Tensor:
     """A constant as its value promises it: dense."""
     shape = tuple(dims.static(n) for n in v.shape)
     if not isinstance(t, Tensor) or t.dtype is not torch_dtype(v.dtype) or tuple(t.shape) != shape:
-        raise Harmful(f"{v} is another tensor")
+        raise Unsafe(f"{v} is another tensor")
     return t.contiguous()
 
 

@@ -19,12 +19,12 @@ _UNTOLD = re.compile(r"[^A-Za-z0-9_.:]")
 _DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 
-class Harmful(Exception):
+class Unsafe(Exception):
     """What cannot be made harmless."""
 
 
 def check_divisions(e: Expr) -> None:
-    """Raise Harmful where a divisor may be zero. One that comes from data is tested when it runs."""
+    """Raise Unsafe where a divisor may be zero. One that comes from data is tested when it runs."""
     for x in walk(e):
         if (
             x.op in _DIVISIONS
@@ -32,10 +32,10 @@ def check_divisions(e: Expr) -> None:
             and not from_data(x.args[1])
             and not dims.at_least(x.args[1], 1)
         ):
-            raise Harmful(f"{x} may divide by zero")
+            raise Unsafe(f"{x} may divide by zero")
 
 
-class Inside:
+class ReadsInside:
     """Moves the reads of one expression to places inside of their tensors."""
 
     def __init__(self, whole: Expr, inputs: Sequence[Value]) -> None:
@@ -53,7 +53,7 @@ class Inside:
         found = self._made.get((e, known))
         if found is None:
             if len(self._made) > ARTIFACTS.max_expression_nodes:
-                raise Harmful("an expression has too many parts")
+                raise Unsafe("an expression has too many parts")
             found = self._made[e, known] = self._moved(e, known)
         return found
 
@@ -61,7 +61,7 @@ class Inside:
         if e.op == "read":
             assert isinstance(e.value, int)
             if not 0 <= e.value < len(self._inputs) or len(e.args) != len(self._inputs[e.value].shape):
-                raise Harmful(f"{e} reads no operand")
+                raise Unsafe(f"{e} reads no operand")
             index = [self.held(i, known) for i in e.args]
             shape = self._inputs[e.value].shape
             places = tuple(_place(i, n, known) for i, n in zip(index, shape, strict=True))
@@ -83,14 +83,14 @@ def _place(i: Expr, size: Expr, known: tuple[Expr, ...]) -> Expr:
     if missing is None or from_data(i) or set(conjuncts(missing)) <= set(known):
         return i
     if not dims.at_least(size, 1):
-        raise Harmful(f"{i} may lie outside of {size} elements")
+        raise Unsafe(f"{i} may lie outside of {size} elements")
     return dims.minimum(dims.maximum(i, dims.ZERO), dims.sub(size, dims.ONE))
 
 
 def check_node(x: Expr) -> None:
-    """Raise Harmful unless a node is one of the language."""
+    """Raise Unsafe unless a node is one of the language."""
     if DTYPES.get(x.dtype.name) is not x.dtype:
-        raise Harmful(f"{x.dtype} is no type of an element")
+        raise Unsafe(f"{x.dtype} is no type of an element")
     match x.op:
         case "const":
             whole = type(x.value) in (bool,) if x.dtype.kind is Kind.BOOL else type(x.value) is int
@@ -109,7 +109,7 @@ def check_node(x: Expr) -> None:
             good = rule is not None and rule.arity == len(x.args) and x.value in (None, OF_PROGRAM)
             good = good and _fits(x, rule.result if rule is not None else "")
     if not good:
-        raise Harmful(f"{plain_name(x.op)} {plain_name(x.value)} is no node of an expression")
+        raise Unsafe(f"{plain_name(x.op)} {plain_name(x.value)} is no node of an expression")
 
 
 def _is_size(s: Symbol) -> bool:
@@ -128,9 +128,10 @@ def _fits(x: Expr, result: str) -> bool:
 
 
 def nodes_of(e: Expr) -> Iterable[Expr]:
+    """The nodes of an expression. Raises Unsafe where there are too many."""
     found = walk(e)
     if len(found) > ARTIFACTS.max_expression_nodes:
-        raise Harmful(f"an expression has {len(found)} parts")
+        raise Unsafe(f"an expression has {len(found)} parts")
     return found
 
 
