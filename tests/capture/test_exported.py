@@ -1,5 +1,8 @@
 """An exported program runs at every size that its author has allowed, those too that a trace takes for others."""
 
+# Torch has no public name for a check of sizes.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
