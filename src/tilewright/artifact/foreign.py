@@ -46,8 +46,8 @@ from tilewright.tuning.input_limits import ARTIFACTS, MODEL_FILES, MODELS
 
 from .foreign_expressions import (
     SYMBOL,
-    Unsafe,
     ReadsInside,
+    Unsafe,
     check_divisions,
     check_node,
     nodes_of,
