@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -310,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--network", help="time one network (a child of this program)")
     parser.add_argument("--parts", default="launcher,programs,borders,networks")
-    parser.add_argument("--json", help="where the figures go")
+    parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--seconds", type=float, default=58.0)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
