@@ -35,7 +35,9 @@ def pack(blocks: Sequence[Block], align: int = 64) -> tuple[tuple[int, ...], int
         raise ValueError(f"align must be at least 1, not {align}")
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].size, blocks[i].start, i))
     offsets = [0] * len(blocks)
-    placed: list[tuple[int, int, int, int]] = []  # offset, end offset, first and end step; lowest offset first
+    placed: list[
+        tuple[int, int, int, int]
+    ] = []  # offset, end offset, first and end step; lowest offset first
     total = 0
     for i in order:
         block = blocks[i]
