@@ -37,6 +37,7 @@ def compiled(model: Any) -> Any:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # of transformers
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"qwen3", "mixtral"}])
 def test_tokens_are_eager_s(name: str, rows: int) -> None:
