@@ -26,8 +26,9 @@ from tilewright.capture.loops.recurrent import computes_again
 def mended_scans() -> Generator[None]:
     """While active, torch differentiates scans of which a step passes a gradient on as it is, or of which gradients of
     two results lie in one memory: it refuses those itself. A joint graph, which holds the gradients already, is traced
-    a second time without asking for those of its own (complex views and batch norms have none there). And what cuts
-    scans into passes does not tell all that it does, as some versions ask it to."""
+    a second time without asking for those of its own (complex views and batch norms have none there). Sizes are no
+    results of steps, which torch would stack. And what cuts scans into passes does not tell all that it does, as some
+    versions ask it to."""
     logger = logging.getLogger("torch._higher_order_ops.partitioner")
     level, partitioner = logger.level, HopGraphMinCutPartitioner
     plain, backward = partitioner.create_partitioned_graph, ScanAutogradImpl.call_backward
@@ -43,6 +44,7 @@ def mended_scans() -> Generator[None]:
 
     def created(*args: Any, **named: Any) -> HopPartitionedGraph:
         made = plain(*args, **named)
+        _sizes_of_tensors(made)
         _own_results(made.bw_gm)
         return made
 
@@ -89,6 +91,35 @@ def _compute_again(joint: fx.GraphModule) -> None:
 
 def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _sizes_of_tensors(made: HopPartitionedGraph) -> None:
+    """Sizes that the forward pass would save in each step are read from tensors that the backward pass has."""
+    output = made.fw_gm.graph.output_node()
+    results, given = list(output.args[0]), made.bw_gm.graph.find_nodes(op="placeholder")  # pyright: ignore[reportArgumentType]
+    places = {
+        n.node.expr: (p, d)
+        for p in given
+        if isinstance(p.meta.get("val"), Tensor)
+        for d, n in enumerate(p.meta["val"].shape)
+        if isinstance(n, torch.SymInt)
+    }
+    first = next(n for n in made.bw_gm.graph.nodes if n.op != "placeholder")
+    for k in reversed(range(made.n_intermediates)):
+        held, value = given[k], given[k].meta.get("val")
+        place = places.get(value.node.expr) if isinstance(value, torch.SymInt) else None
+        if place is None:
+            continue
+        with made.bw_gm.graph.inserting_before(first):
+            read = made.bw_gm.graph.call_function(torch.ops.aten.sym_size.int, place)
+        read.meta = dict(held.meta)
+        held.replace_all_uses_with(read)
+        made.bw_gm.graph.erase_node(held)
+        results.pop(made.n_fw_outputs + k)
+        made.n_intermediates -= 1
+    output.args = (tuple(results),)
+    made.fw_gm.recompile()
+    made.bw_gm.recompile()
 
 
 def _own_results(gm: fx.GraphModule) -> None:
