@@ -14,6 +14,7 @@ from tilewright.artifact.text.program import read_plan, write_plan
 from tilewright.artifact.text.routines import Routines
 from tilewright.artifact.text.tensors import TensorReader, TensorWriter
 from tilewright.artifact.text.typed import check_types
+from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, LibraryCall, Loop, Value
 from tilewright.ir.text.values import Json
 from tilewright.plan.data import Plan, Spec
@@ -22,7 +23,13 @@ from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.plan.executable import Executable
 
-from .targets import loop_on_gpu
+
+def loop_on_gpu(name: str) -> UnsupportedError:
+    """What is said of loops that are for a GPU, whose steps are recorded where they run."""
+    return UnsupportedError(
+        "a loop on a GPU cannot be kept in an artifact yet", phase="save", op=name,
+        hint="keep it for a CPU (--target), or compile the model where it runs (warm caches make that quick)",
+    )  # fmt: skip
 
 
 class LoopWriter:

@@ -28,6 +28,7 @@ from tilewright.runtime.plan.launch import BuiltUnit
 from tilewright.target import PRESETS, Target, preset
 
 from . import machine
+from .loops import loop_on_gpu
 from .text.reports import SavedStep
 
 _ONE_KIND: Mapping[str, re.Pattern[str]] = {
@@ -105,14 +106,6 @@ def code_for(compiled: Compiled, captured: CapturedProgram, target: Target) -> T
     _check_calls(made.plan, device, target.name)
     held = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     return TargetCode(made.plan, held, made.unit, made)
-
-
-def loop_on_gpu(name: str) -> UnsupportedError:
-    """What is said of loops that are for a GPU, whose steps are recorded where they run."""
-    return UnsupportedError(
-        "a loop on a GPU cannot be kept in an artifact yet", phase="save", op=name,
-        hint="keep it for a CPU (--target), or compile the model where it runs (warm caches make that quick)",
-    )  # fmt: skip
 
 
 def _check_calls(plan: Plan, device: str, target: str) -> None:

@@ -71,7 +71,10 @@ def prepared(request: CommandRequest) -> tuple[Model, Chosen]:
     with clock.phase("imports"):
         importlib.import_module("tilewright.api")
     precision = None if request.precision is None else Precision(request.precision)
-    model = placed(load(request.model, trust=request.trust), request.device, precision)
+    found = load(request.model, trust=request.trust)
+    if isinstance(found.target, CompiledModel):
+        refuse_changes(request)
+    model = placed(found, request.device, precision)
     loaded = phases_of(cast(Compiled, model.target)) if isinstance(model.target, CompiledModel) else []
     clock.until_now("read model", loaded)
     with clock.phase("choose inputs"):

@@ -45,7 +45,8 @@ def test_by_numbers_that_change(name: str) -> None:
             h = STEPPED[name](h, y, k)
         return h
 
-    agrees(run, torch.randn(6, 6) / 2, torch.randn(6, 6) / 2)
+    # Eager mode has no gradient of what overwrites a result that it needs again.
+    agrees(run, torch.randn(6, 6) / 2, torch.randn(6, 6) / 2, trains=name != "in place")
 
 
 def test_diagonals() -> None:
