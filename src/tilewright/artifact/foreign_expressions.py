@@ -128,6 +128,7 @@ def _fits(x: Expr, result: str) -> bool:
 
 
 def nodes_of(e: Expr) -> Iterable[Expr]:
+    """The parts of an expression. Raises Harmful where there are too many."""
     found = walk(e)
     if len(found) > ARTIFACTS.max_expression_nodes:
         raise Harmful(f"an expression has {len(found)} parts")
