@@ -128,7 +128,7 @@ def _fits(x: Expr, result: str) -> bool:
 
 
 def nodes_of(e: Expr) -> Iterable[Expr]:
-    """The nodes of an expression. Raises Unsafe where there are too many."""
+    """The parts of an expression. Raises Unsafe where there are too many."""
     found = walk(e)
     if len(found) > ARTIFACTS.max_expression_nodes:
         raise Unsafe(f"an expression has {len(found)} parts")

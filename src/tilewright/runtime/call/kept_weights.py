@@ -89,11 +89,9 @@ class KeptWeights(nn.Module):
                 raise _fixed(f"it computes with {dtype} on {device}, not with {made.dtype} on {made.device}")
         return self
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, _metadata: object, strict: bool, missing: list[str],
-        unexpected: list[str], *_: object,
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         """Take what the program writes to; all else must be as it is. Raises UnsupportedError for other weights."""
+        _, strict, missing, unexpected, *_ = rest
         own = {**self._parameters, **self._buffers}
         for name, now in own.items():
             given = state_dict.get(prefix + name)
