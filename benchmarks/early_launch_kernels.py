@@ -70,7 +70,7 @@ def memory_kept() -> list[tuple[int, int]]:
         for arenas in bound.by_stream.values()
         for arena in arenas
     ]
-    for graph in (x for x in gc.get_objects() if isinstance(x, torch.cuda.CUDAGraph)):
+    for graph in (x for x in gc.get_objects() if issubclass(type(x), torch.cuda.CUDAGraph)):
         with contextlib.suppress(RuntimeError):  # one that was not captured to its end
             found += memory_of(graph.pool())
     return found
