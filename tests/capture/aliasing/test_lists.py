@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.aliasing.lists import write_lists_in_order
+from tilewright.capture.aliasing.overlapping import OverlappingWrite
 
 List = list[Tensor]
 
@@ -99,3 +100,13 @@ def test_lists_whose_tensors_lie_apart_stay_one_op(size: int | None) -> None:
         torch._dynamo.mark_dynamic(flat, 0)
     torch.compile(program, backend=count, dynamic=size is None)(flat, [torch.ones(1), torch.ones(1)])
     assert counts == ([1] if size else [2])
+
+
+def test_results_that_are_used_as_a_whole_are_refused() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = torch.ones(3)
+    made = graph.call_function(torch._foreach_abs_, ([x, x],))
+    graph.output(made)
+    with pytest.raises(OverlappingWrite, match="used as a whole"):
+        write_lists_in_order(torch.fx.GraphModule(torch.nn.Module(), graph))

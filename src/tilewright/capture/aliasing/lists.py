@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 from tilewright.capture.loops.leaving import memories_of
 from tilewright.capture.loops.nodes import val_of
 
+from .overlapping import OverlappingWrite
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -33,11 +35,13 @@ class _Place:
 
 
 def write_lists_in_order(gm: fx.GraphModule) -> None:
-    """Replace such ops in a graph and in its bodies. Nodes carry examples of their values."""
+    """Replace such ops in a graph and in its bodies. Nodes carry examples of their values. Raises OverlappingWrite for
+    one whose results are not taken one by one."""
     for module in gm.modules():
         changed = False
         for node in list(module.graph.nodes) if isinstance(module, fx.GraphModule) else ():
             if _writes_lists(node) and _reads_what_it_wrote(node):
+                _refuse_whole_results(node)
                 _apart(node)
                 changed = True
         if changed and isinstance(module, fx.GraphModule):
@@ -77,6 +81,14 @@ def _places(value: object) -> Iterator[_Place]:
             yield _Place(storage, 0, None)
 
 
+def _refuse_whole_results(node: fx.Node) -> None:
+    if any(user.target is not operator.getitem for user in node.users):
+        raise OverlappingWrite(
+            "a list of tensors that overlap is written, and its results are used as a whole", phase="capture",
+            op=str(node.target), hint="write the ops one by one",
+        )  # fmt: skip
+
+
 def _apart(node: fx.Node) -> None:
     """Replace an op over lists by one for each tensor."""
     assert callable(node.target)
@@ -89,7 +101,6 @@ def _apart(node: fx.Node) -> None:
             if isinstance(target, fx.Node):
                 single[-1].meta["example_value"] = [val_of(target)]
     for user in list(node.users):
-        assert user.target is operator.getitem, "results of an op over lists are taken one by one"
         user.args = (single[user.args[1]], 0)  # pyright: ignore[reportArgumentType, reportCallIssue]
     node.graph.erase_node(node)
 
