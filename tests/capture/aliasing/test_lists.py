@@ -18,6 +18,10 @@ def _added(xs: List) -> object:
     torch._foreach_add_(xs, [xs[0]] * len(xs))
 
 
+def _added_by_name(xs: List) -> object:
+    torch._foreach_add_(self=xs, other=[xs[0]] * len(xs))
+
+
 def _swapped(xs: List) -> object:
     torch._foreach_copy_(xs, xs[::-1])
 
@@ -55,7 +59,7 @@ def _in_steps(xs: List) -> object:
 
 @pytest.mark.parametrize(
     "program",
-    [_added, _swapped, _twice, _by_one_number, _returned, _numbers, _parts_of_one, _in_steps],
+    [_added, _added_by_name, _swapped, _twice, _by_one_number, _returned, _numbers, _parts_of_one, _in_steps],
     ids=lambda f: f.__name__.strip("_"),
 )
 def test_each_tensor_reads_what_the_ones_before_it_wrote(program: Callable[[List], object]) -> None:

@@ -49,16 +49,20 @@ def write_lists_in_order(gm: fx.GraphModule) -> None:
 
 
 def _writes_lists(node: fx.Node) -> bool:
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Sequence):
-        return False
     name = str(getattr(node.target, "__name__", "")).partition(".")[0]
-    return name.startswith("_foreach_") and name.endswith("_")
+    return node.op == "call_function" and name.startswith("_foreach_") and name.endswith("_")
+
+
+def _written(node: fx.Node) -> Sequence[Argument]:
+    """The list that an op writes; empty if it is not known tensor by tensor."""
+    written = node.args[0] if node.args else node.kwargs.get("self")
+    return written if isinstance(written, (list, tuple)) else ()
 
 
 def _reads_what_it_wrote(node: fx.Node) -> bool:
     """Whether something for a later tensor is written for an earlier one."""
     written: list[_Place] = []
-    for k, target in enumerate(_items(node.args[0])):
+    for k, target in enumerate(_written(node)):
         given, kwargs = _nth(node, k)
         read = [p for a in tree_leaves((given, kwargs)) for p in _places(a)]
         if any(a.meets(b) for a in written for b in read):
@@ -94,7 +98,7 @@ def _apart(node: fx.Node) -> None:
     assert callable(node.target)
     single: list[fx.Node] = []
     with node.graph.inserting_before(node):
-        for k, target in enumerate(_items(node.args[0])):
+        for k, target in enumerate(_written(node)):
             args, kwargs = _nth(node, k)
             single.append(node.graph.call_function(node.target, args, kwargs))
             single[-1].meta = {name: value for name, value in node.meta.items() if name != "example_value"}
@@ -112,7 +116,3 @@ def _nth(node: fx.Node, k: int) -> tuple[tuple[Argument, ...], dict[str, Argumen
 
 def _slice(argument: Argument, k: int) -> Argument:
     return [argument[k]] if isinstance(argument, (list, tuple)) else argument
-
-
-def _items(argument: Argument) -> Sequence[Argument]:
-    return argument if isinstance(argument, (list, tuple)) else ()
