@@ -124,3 +124,10 @@ def test_wide_folders_are_found() -> None:
     assert not too_wide(files) and too_wide([*files, "tests.ir.more"]) == [
         f"tests.ir: {MAX_FOLDER + 1} files"
     ]
+
+
+def test_no_file_is_a_link() -> None:
+    """A link into one machine's folders leads nowhere on another."""
+    root = Path(__file__).parents[1]
+    rooms = ("src", "tests", "docs", "demo", "benchmarks", "examples")
+    assert not [p for room in rooms for p in (root / room).rglob("*") if p.is_symlink()]
