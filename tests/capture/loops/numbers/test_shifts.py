@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.capture.loops.part_loops import agrees, fewer, loops
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 import tilewright
 
@@ -40,6 +41,9 @@ STEPPED: dict[str, Step] = {
 
 @pytest.mark.parametrize("name", STEPPED)
 def test_by_numbers_that_change(name: str) -> None:
+    if name == "quantiles" and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip("older versions of torch cut the graph at quantiles")
+
     def run(h: Tensor, y: Tensor) -> Tensor:
         for k in range(STEPS):
             h = STEPPED[name](h, y, k)
