@@ -39,7 +39,6 @@ REPLAYS = 1000
 CALLS = 300
 SPARE = 14.0
 """Seconds for what is timed when all is compiled."""
-TIMED = ("resnet34", "bert_base", "vit_small_patch32")
 ROUNDS, BACK_TO_BACK = 9, 60
 
 Program = Callable[..., Tensor]
@@ -319,7 +318,7 @@ def main() -> None:
         network(arguments.network)
         return
     until, parts = time.monotonic() + arguments.seconds, arguments.parts.split(",")
-    children = {name: start(name) for name in TIMED} if "networks" in parts else {}
+    children = {name: start(name) for name in NETWORKS} if "networks" in parts else {}
     spare = SPARE if children else 0.0
     facts: dict[str, Json] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 

@@ -103,7 +103,7 @@ class Options:
     cuda_graphs: bool = False
     """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
 
-    early_launch: EarlyLaunch = "none"
+    early_launch: EarlyLaunch = "own"
     """Launch generated GPU kernels before the kernel in front has ended (compute capability 9.0 and later); they wait
     for its end before they touch memory. Behind other generated kernels of the same run (`own`), behind any kernel, as
     of a library or of the caller (`any`), or never (`none`)."""

@@ -1,6 +1,8 @@
 """A kernel of steps that are written out, each of which reads one tensor at another place: what is looked at grows as
 the steps do, or as what each folds."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import pytest
@@ -9,10 +11,14 @@ from tests.support.corpus import Case
 from tests.support.one_kernel import capture, one_kernel
 
 from tilewright.form.classes import _boundary_splits, _input_meetings, make_form
-from tilewright.form.compose import compose
+from tilewright.form.compose import _halves_read, compose
 from tilewright.ir import expr
-from tilewright.ir.expr import Expr
+from tilewright.ir.dtype import f16, f32
+from tilewright.ir.expr import Axis, Expr
 from tilewright.ir.form import Form
+from tilewright.ir.graph import Op, TensorExpr, Value
+from tilewright.ir.reduction import sum_
+from tilewright.ir.sizes import dims
 
 
 def scan(steps: int) -> Case:
@@ -56,3 +62,16 @@ def test_parts_of_expressions_that_folds_share_are_rewritten_once(monkeypatch: p
     to_compose, rebuilt = rebuilt, 0
     make_form(kernel, layouts)
     assert rebuilt <= 3 * to_compose
+
+
+def test_a_factor_of_singles_is_not_taken_for_a_half_beside_one() -> None:
+    """What splits a sum puts casts into it: weights of a program that widened its values stay singles."""
+    four = dims.integer(4)
+    values = (Value(0, (four,), f32), Value(1, (four,), f16))
+    place = expr.axis(Axis("r", four))
+    weights, value = expr.read(0, (place,), f32), expr.cast(expr.read(1, (place,), f16), f32)
+    for factor, found in ((weights, None), (expr.cast(expr.cast(weights, f16), f32), f16)):
+        body = expr.call("mul", factor, value)
+        summed = TensorExpr((), (body,), (Axis("r", four),), sum_(f32))
+        op = Op("matmul", values, (Value(2, (), f32),), summed)
+        assert _halves_read(op) is found

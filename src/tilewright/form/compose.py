@@ -225,9 +225,13 @@ def _places(body: Expr) -> list[Expr]:
 
 
 def _halves_read(op: Op) -> DType | None:
-    """The half type of floats that an op reads, if they are of one. A program that widens halves reads singles."""
+    """The half type of floats that an op reads, if they are of one. A program that widens halves reads singles: of an
+    op that other ops have been put into, both factors, or what is folded, must be halves themselves."""
+    assert op.expr is not None
     read = {v.dtype for v in op.inputs if v.dtype.is_half}
-    return next(iter(read)) if len(read) == 1 else None
+    folded = [x for b in op.expr.body for x in (b.args if b.op == "mul" else (b,))]
+    types = {x.args[0].dtype if x.op == "cast" else x.dtype for x in folded}
+    return next(iter(read)) if len(read) == 1 and types == read else None
 
 
 def _multiplies_halves(op: Op) -> bool:

@@ -24,6 +24,7 @@ from tilewright.tuning.timing_limits import COMPARISON, TRIAL
 from .candidates import Candidates, Choice, candidates, choices, cut_at
 from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of
 from .provenance import fill_sites, references
+from .recompute import round_alike
 from .regions import Region, find_regions
 
 
@@ -421,7 +422,7 @@ class _Splicer:
         outside = dict(zip([v for v in before.outputs if isinstance(v, Value)], region.outputs, strict=True))
         origins = {a.origin: b.origin for a, b in zip(before.ops, region.ops, strict=True) if a.origin >= 0}
         shared: dict[Value, Value] = {}
-        for kernel in decided.kernels:
+        for kernel in round_alike(decided.kernels):
             table = dict(same)
             stored = [v for v in kernel.outputs if v not in shared]
             shared |= {v: outside.get(v) or self.value(v) for v in stored}

@@ -18,7 +18,7 @@ from .greedy import Afar, Group, Merging
 from .kernel_ops import GraphParts
 from .memo import DecisionCache, Grouping, groupings_of, plain, task_of
 from .provenance import filler
-from .recompute import is_cheap
+from .recompute import is_cheap, round_alike
 from .unstored_results import without_recomputed
 
 
@@ -98,7 +98,9 @@ def _cover(parts: GraphParts, groups: Sequence[Group]) -> Cover:
         return _place_of(step, parts) if found is None else found
 
     ordered = _ordered(steps, place, graph.found_by_calls())
-    return Cover(graph, tuple(ordered), parts.layouts)
+    kernels = [step for step in ordered if isinstance(step, Kernel)]
+    alike = dict(zip(kernels, round_alike(kernels), strict=True))
+    return Cover(graph, tuple(alike[s] if isinstance(s, Kernel) else s for s in ordered), parts.layouts)
 
 
 _READ = "read by a library call or the caller"

@@ -1,4 +1,5 @@
-"""Which pointwise results every reader computes for itself, rather than one kernel storing them for the others.
+"""Which pointwise results every reader computes for itself, rather than one kernel storing them for the others, and
+which of these each must round.
 
 A value that several kernels read costs its own bytes once to write and once a reader to read; what it is computed from
 costs its bytes once a reader. Where the latter are no more than the value's own, and the elements are cheap, nothing is
@@ -8,10 +9,12 @@ ever gained by storing it: the difference from a mean in fp32 is twice the half 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import cost
+from tilewright.ir.expr import Expr, call, cast, cost
 from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import PARTITION
 
@@ -101,3 +104,54 @@ def is_cheap(op: Op, views: Collection[Value]) -> bool:
 def size_bytes(v: Value, hints: SizeHints) -> int:
     """The bytes of a value, at the sizes that are seen."""
     return hints.estimate(v.numel) * v.dtype.bytes
+
+
+def round_alike(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels, in which halves are rounded that are computed anew beside a statistic of them.
+
+    With m = half(max(x)) from another kernel, exp(x - m) is 1 at the maximum only if x is rounded as m was."""
+    makes = {v: k for k in kernels for v in k.outputs}
+    return [_rounding(kernel, makes) for kernel in kernels]
+
+
+def _rounding(kernel: Kernel, makes: Mapping[Value, Kernel]) -> Kernel:
+    given = [v for v in kernel.inputs if v.dtype.is_half and v in makes]
+    folded = {x for v in given for x in _folded_halves(v, makes[v])}
+    if not folded:
+        return kernel
+    own = {v for op in kernel.ops for v in op.outputs}
+    return replace(
+        kernel, ops=tuple(_rounded(op) if folded & own & {*op.outputs} else op for op in kernel.ops)
+    )
+
+
+def _folded_halves(result: Value, kernel: Kernel) -> set[Value]:
+    """The halves that a kernel folds on the way to one of its results, pointwise ops and views of them included."""
+    producer = {v: op for op in kernel.ops for v in op.outputs}
+    found: set[Value] = set()
+    todo, behind_fold = [(result, False)], set[tuple[Value, bool]]()
+    while todo:
+        v, folded = todo.pop()
+        op = producer.get(v)
+        if op is None or op.expr is None or (v, folded) in behind_fold:
+            continue
+        behind_fold.add((v, folded))
+        folds = op.expr.reduction is not None
+        if folded and v.dtype.is_half:
+            found.add(v)
+        if not (folded and (folds or v.dtype.is_half and not op.expr.is_view())):
+            todo += [(x, folded or folds) for x in op.inputs]
+    return found
+
+
+def _rounded(op: Op) -> Op:
+    """A pointwise op whose result is rounded as it would be in memory."""
+    if op.expr is None or not op.expr.is_pointwise or op.expr.is_view():
+        return op
+    (body,) = op.expr.body
+    return replace(op, expr=replace(op.expr, body=(_in_memory(body),)))
+
+
+def _in_memory(body: Expr) -> Expr:
+    wide = body.args[0] if body.op == "narrow" else call("cast", body, dtype=body.dtype.compute)
+    return body if body.op == "cast" else cast(wide, body.dtype)

@@ -126,3 +126,17 @@ def test_the_door_of_our_own_has_no_limit_and_takes_none_away() -> None:
         warnings.simplefilter("error")
         _called(torch.compile(_doubled, backend="tilewright"), 3, 4)
     assert tilewright.stats().given_up == 0 and tilewright.stats().graphs == 6
+
+
+class _Rows(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+
+def test_another_module_of_a_class_has_sizes_of_its_own() -> None:
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
+        for x in (torch.randn(2, 3), torch.randn(4, 5)):
+            model = tilewright.compile(_Rows(), (x,))
+            torch.testing.assert_close(model(x), torch.softmax(x, -1))
+            (graph,) = model.compilations
+            assert not graph.trace["capture"].symbols()  # pyright: ignore

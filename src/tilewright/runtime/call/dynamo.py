@@ -9,6 +9,7 @@ import copy
 import inspect
 import re
 import types
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -122,6 +123,7 @@ class TracedWay(ReportsOfParts):
         self._watched = _Signatures(session, self.title, _parameters(target), naming.dims)
         self._entered = _own_code_around(target)
         self._compiled = _on_its_own_account(self._entered or target, self._watched)
+        self._seen_sizes: defaultdict[object, Any] = defaultdict(torch._dynamo.pgo.CodeState)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
         self.examples: list[Example] = []
@@ -266,6 +268,7 @@ class TracedWay(ReportsOfParts):
             # recurrent layers are loops, or calls; by itself torch leaves a graph at them
             asked = {"skip_nnmodule_hook_guards": False, "allow_rnn": True}
             stack.enter_context(torch._dynamo.config.patch(asked))
+            stack.enter_context(_remembering(self._seen_sizes))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))
             if oblivious:
@@ -386,6 +389,20 @@ def _with_own_code(target: Callable[..., object]) -> types.FunctionType:
     assert isinstance(call, types.FunctionType)
     call.__code__ = call.__code__.replace()
     return call
+
+
+@contextmanager
+def _remembering(seen: defaultdict[object, Any]) -> Generator[None]:
+    """Inside, torch remembers sizes in `seen`: it knows code by its place in a file alone, and takes a size for dynamic
+    that another target of that code had otherwise."""
+    no_files = {"automatic_dynamic_local_pgo": False, "automatic_dynamic_remote_pgo": False}
+    with torch._dynamo.config.patch(no_files):
+        pgo = torch._dynamo.pgo
+        before, pgo._CODE_STATE = pgo._CODE_STATE, seen
+        try:
+            yield
+        finally:
+            pgo._CODE_STATE = before
 
 
 @contextmanager
