@@ -107,22 +107,26 @@ def size_bytes(v: Value, hints: SizeHints) -> int:
 
 
 def round_alike(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels, in which halves are rounded that are computed anew beside a statistic of them.
+    """The kernels, in all of which halves are rounded that one computes anew beside a stored statistic of them.
 
-    With m = half(max(x)) from another kernel, exp(x - m) is 1 at the maximum only if x is rounded as m was."""
+    With m = half(max(x)) and s = half(sum(exp(x - m))) of another kernel, exp(x - m) / s are parts of 1 only if x is
+    the same number in both."""
     makes = {v: k for k in kernels for v in k.outputs}
-    return [_rounding(kernel, makes) for kernel in kernels]
+    anew = {v for kernel in kernels for v in _computed_anew(kernel, makes)}
+    return [_rounding(kernel, anew) for kernel in kernels]
 
 
-def _rounding(kernel: Kernel, makes: Mapping[Value, Kernel]) -> Kernel:
+def _computed_anew(kernel: Kernel, makes: Mapping[Value, Kernel]) -> set[Value]:
+    """The halves that a kernel makes of which it reads statistics that other kernels made."""
     given = [v for v in kernel.inputs if v.dtype.is_half and v in makes]
-    folded = {x for v in given for x in _folded_halves(v, makes[v])}
-    if not folded:
-        return kernel
-    own = {v for op in kernel.ops for v in op.outputs}
-    return replace(
-        kernel, ops=tuple(_rounded(op) if folded & own & {*op.outputs} else op for op in kernel.ops)
-    )
+    own = {v for op in kernel.ops for v in op.outputs} if given else set[Value]()
+    return {x for v in given for x in _folded_halves(v, makes[v]) if x in own}
+
+
+def _rounding(kernel: Kernel, anew: Collection[Value]) -> Kernel:
+    found = [op for op in kernel.ops if any(v in anew for v in op.outputs)]
+    ops = tuple(_rounded(op) if op in found else op for op in kernel.ops)
+    return replace(kernel, ops=ops) if found else kernel
 
 
 def _folded_halves(result: Value, kernel: Kernel) -> set[Value]:
