@@ -175,11 +175,11 @@ def compile_fx(
     library call; the coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that
     the options name does not work."""
     run = PhaseRecorder()
-    with tracing_ends(run):
+    with without_collector(), tracing_ends(run):
         guards = Guards(trusted, program.conditions if program is not None else ())
         ranges = program.ranges if program is not None else None
         try:
-            with _guard_free(gm), without_collector():
+            with _guard_free(gm):
                 there = moved(gm)
                 place = place_of(there, frozen or {}, kind)
                 graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
@@ -211,26 +211,29 @@ def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = (), dev
     fulfil the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError
     under `strict`, and CompilerMissing if the compiler that the options name does not work."""
     run, options = PhaseRecorder(), program.options
-    with without_collector(), no_python_dispatcher():
-        asked = CompileRequest(
-            run, options, DevicePlace(device), program.shares, program.traced, _compile_body, False
+    with without_collector(), tracing_ends(run):
+        with no_python_dispatcher():
+            asked = CompileRequest(
+                run, options, DevicePlace(device), program.shares, program.traced, _compile_body, False
+            )
+            try:
+                made = _generated(asked, program.graph)
+            except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+                if options.strict or isinstance(refused, CompilerMissing):
+                    raise
+                warn(f"runs without generated code: {refused}", RuntimeWarning)
+                STATS.fallbacks += 1
+                made = _as_calls(asked, program.graph)
+        STATS.graphs += 1
+        runs = run(
+            "bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing
         )
-        try:
-            made = _generated(asked, program.graph)
-        except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
-            if options.strict or isinstance(refused, CompilerMissing):
-                raise
-            warn(f"runs without generated code: {refused}", RuntimeWarning)
-            STATS.fallbacks += 1
-            made = _as_calls(asked, program.graph)
-    STATS.graphs += 1
-    runs = run("bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing)
-    made_of = Compilation(
-        "inference", made.coverage, run, made.kernels, made.calls, None, made.machine, program
-    )
-    COMPILATIONS.add(runs, made_of)
-    LOG.info("%s", made_of)
-    return Compiled(runs, made_of)
+        made_of = Compilation(
+            "inference", made.coverage, run, made.kernels, made.calls, None, made.machine, program
+        )
+        COMPILATIONS.add(runs, made_of)
+        LOG.info("%s", made_of)
+        return Compiled(runs, made_of)
 
 
 def plan_graph(program: CapturedProgram, device: str, machine: Target) -> PlannedGraph:
