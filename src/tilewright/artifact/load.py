@@ -67,17 +67,17 @@ def load(
     Raises ArtifactError for a file that is damaged or was changed, and for one that is neither run nor built again.
     """
     with asking(runs=False):
-        return _module(_loaded(Path(path), trust, rebuild, device, options or Options.make()))
+        return _loaded(Path(path), trust, rebuild, device, options or Options.make())
 
 
-def _loaded(path: Path, trust: bool, rebuild: bool, device: str | None, given: Options) -> LoadedWay:
+def _loaded(path: Path, trust: bool, rebuild: bool, device: str | None, given: Options) -> CompiledModule:
     """As `load` says."""
     run = PhaseRecorder()
     with reading():
         file = run("read", lambda: container.read(path), _nothing)
         facts = run("read", lambda: _Facts(file), _nothing)
         own = run("look at the seal", lambda: seals.is_ours(file, given), _nothing) or trust
-        wanted = _merged(facts.options, given, file.place, trusted=own)
+        wanted = run("read", lambda: _merged(facts.options, given, file.place, trusted=own), _nothing)
         targets = [t for t in facts.targets if device in (None, t.device)]
         if not targets:
             raise InputError(
@@ -86,14 +86,15 @@ def _loaded(path: Path, trust: bool, rebuild: bool, device: str | None, given: O
         found = run("compare machines", lambda: _chosen(facts, targets, own, given), _nothing)
     chosen, refused, hint = found
     if chosen is not None:
-        return run("read", lambda: _Loader(file, facts, chosen, wanted, run), _nothing).way()
+        way = run("read", lambda: _Loader(file, facts, chosen, wanted, run), _nothing).way()
+        return run("bind", lambda: _module(way), _nothing)
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     why = shown(refused, TEXTS.max_message_characters)
     warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
     with reading():
         from .rebuild import rebuilt
-    return rebuilt(file, facts, wanted, trusted=own)
+    return _module(rebuilt(file, facts, wanted, trusted=own))
 
 
 def _module(way: LoadedWay) -> CompiledModule:
@@ -243,7 +244,10 @@ class _Loader:
             lambda: read_plan(file.text(text), self.tensors, self.routines, place, self.target.device),
             lambda made: made[0],
         )
-        executable = self._executable(plan, constants, unit, Guards(False, interface.conditions), place)
+        guards = Guards(False, interface.conditions)
+        executable = self.run(
+            "bind", lambda: self._executable(plan, constants, unit, guards, place), _nothing
+        )
         call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
         reports = partial(read_reports, file, f"{name}.report{self.target.suffix}")
         return LoadedGraph(interface, call, reports, partial(self._captured, name), self._machine(), self.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Callable, Sequence
@@ -75,6 +76,8 @@ def prepared(request: CommandRequest) -> tuple[Model, Chosen]:
     clock = request.screen.clock
     with clock.phase("imports"):
         importlib.import_module("tilewright.api")
+        if request.screen.is_alone:
+            gc.freeze()  # modules live to the end: no collection need look at them, which takes 0.2 s each time
     precision = None if request.precision is None else Precision(request.precision)
     found = load(request.model, trust=request.trust)
     if isinstance(found.target, CompiledModel):

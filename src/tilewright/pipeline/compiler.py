@@ -32,7 +32,7 @@ from tilewright.errors import (
     warn,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Share, Shares
+from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
@@ -52,6 +52,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
+from tilewright.tuning.text_limits import TEXTS
 
 from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
@@ -91,8 +92,17 @@ class Compilation:
         """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
         return () if self.graphs is None else (self.graphs.report,)
 
+    @property
+    def takes(self) -> str:
+        """Types and sizes of its inputs, which tell graphs of one model apart; empty for what runs as captured."""
+        inputs = () if self.captured is None else self.captured.graph.inputs
+        given = [f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in inputs if isinstance(v, Value)]
+        more = len(given) - TEXTS.max_listed_inputs
+        return ", ".join((*given[: TEXTS.max_listed_inputs], *([f"{more} more"] if more > 0 else ())))
+
     def __repr__(self) -> str:
-        return "; ".join((f"{self.kind} graph: {self.coverage}", *self.cuda_graphs))
+        takes = f"takes {self.takes}" if self.takes else ""
+        return "; ".join(filter(None, (f"{self.kind} graph: {self.coverage}", takes, *self.cuda_graphs)))
 
 
 COMPILATIONS: Compilations[Compilation] = Compilations()
