@@ -57,7 +57,7 @@ def _called(result: object, given: Mapping[str, Tensor], state: Mapping[str, Ten
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedCalls:
     """Results as torch computes them, and in float64; `run` makes ours anew."""
 
     run: Callable[[], object]
@@ -67,7 +67,7 @@ class Compared:
 
 def compared(
     compiled: Callable[..., object], apart: bool, eager: nn.Module, names: Sequence[str], inputs: Sequence[Tensor]
-) -> Compared:  # fmt: skip
+) -> ComparedCalls:  # fmt: skip
     """Calls of what was `compiled` from a module, and of that module. Ours holds a state of its own if it came `apart`.
     Inputs and state are among the results where somebody writes to them."""
     before = {**_given(names, inputs), **{name: t.clone() for name, t in state_of(eager).items()}}
@@ -98,7 +98,7 @@ def compared(
             return called[0]
         return {"results": called[0], "written": {name: called[1][name] for name in written}}
 
-    return Compared(lambda: told(run()), told(as_torch), told(exact))
+    return ComparedCalls(lambda: told(run()), told(as_torch), told(exact))
 
 
 def results_of(tree: object) -> object:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
 from tilewright.capture.described import Signature
+from tilewright.capture.loops.recurrent import LENGTHS_IN_FILES, counts_steps
 from tilewright.capture.opaque import Runner
 from tilewright.capture.signature import signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
@@ -241,7 +242,7 @@ class TracedWay(ReportsOfParts):
             except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
                 raise InputError(
                     f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
-                    hint=_LENGTHS_IN_FILES if _counts_steps(self.target) else "leave it out of `dims`",
+                    hint=LENGTHS_IN_FILES if counts_steps(self.target) else "leave it out of `dims`",
                 ) from error  # fmt: skip
             except RuntimeError as error:
                 if not str(error).startswith(_NOT_TRACED):
@@ -334,19 +335,6 @@ def _has_hooks(target: Callable[..., object]) -> bool:
     """Whether torch runs hooks around the function that Dynamo enters: nobody knows what these do."""
     own = (target._forward_hooks, target._forward_pre_hooks) if isinstance(target, torch.nn.Module) else ()
     return any((*own, *global_hooks())) if own else False
-
-
-_LENGTHS_IN_FILES = (
-    "torch fixes the length of GRU and RNN layers: export an ONNX file where it is dynamic, "
-    "`torch.onnx.export(model, inputs, FILE, dynamo=False, input_names=[...], dynamic_axes={...})`, and compile that; "
-    "or leave it out of `dims`, and each length is compiled once"
-)
-
-
-def _counts_steps(target: Callable[..., object]) -> bool:
-    """Whether it has layers that torch takes apart step by step, each length for itself (an LSTM is a call)."""
-    layers = target.modules() if isinstance(target, torch.nn.Module) else ()
-    return any(isinstance(m, torch.nn.RNNBase) and not isinstance(m, torch.nn.LSTM) for m in layers)
 
 
 @contextmanager
