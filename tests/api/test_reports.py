@@ -37,6 +37,14 @@ def test_graphs_of_torch_compile_can_be_asked(caplog: pytest.LogCaptureFixture) 
     assert f"inference graph: {one.coverage}" in caplog.text
 
 
+def test_graphs_of_one_model_are_told_apart() -> None:
+    compiled = tilewright.compile(lambda x: torch.relu(x) * 2)
+    compiled(torch.randn(3))
+    compiled(torch.randn(3, dtype=torch.float64))
+    assert str(compiled.coverage) == "generated 4 of 4 ops in 2 kernels of 2 graphs"
+    assert [repr(g).rpartition("; ")[2] for g in compiled.compilations] == ["takes f32[3]", "takes f64[3]"]
+
+
 def test_both_graphs_of_a_training_step_are_listed() -> None:
     x = torch.randn(3, 5, requires_grad=True)
     torch.compile(chain, backend="tilewright")(x).sum().backward()

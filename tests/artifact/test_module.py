@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from tests.support.artifacts import Saved
@@ -65,3 +66,20 @@ def test_what_it_writes_is_state(small: Saved, loaded: Any) -> None:
     assert state["calls"] == 1
     loaded.load_state_dict({**state, "calls": torch.tensor(5.0)})
     assert loaded(small.x)[1]["calls"] == 12 and dict(loaded.named_buffers())["calls"] == 6
+
+
+def test_weights_of_a_file_have_its_names_as_they_may_be_shown(tmp_path: Path) -> None:
+    """Names come from model files: a line each, no control characters, none twice."""
+    given = ["encoder.weight", "p2", "a\x1b[31m\n b", "a\x1b[31m b", "w" * 5000]
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [8]) for n in "xy")
+    held = [onnx.helper.make_tensor(n, onnx.TensorProto.FLOAT, [8], torch.rand(8).tolist()) for n in given]
+    steps = ["x", *(f"s{k}" for k in range(len(given) - 1)), "y"]
+    nodes = [onnx.helper.make_node("Mul", [steps[k], n], [steps[k + 1]]) for k, n in enumerate(given)]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], held)
+    file = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(file, str(tmp_path / "m.onnx"))
+    fast = tilewright.compile(tmp_path / "m.onnx")
+    tilewright.save(fast, tmp_path / "m.tw")
+    for names in (list(m.state_dict()) for m in (fast, tilewright.load(tmp_path / "m.tw"))):  # type: ignore[attr-defined]
+        assert names[:4] == ["encoder.weight", "p2", "a\\x1b[31m b", "p3"] and len(names) == 5
+        assert names[4].startswith("www") and len(names[4]) < 500

@@ -117,6 +117,15 @@ def test_a_named_dim_that_the_program_fixes() -> None:
         tilewright.compile(program, dims={"x": {0: "n"}})(torch.ones(7))
 
 
+def test_a_length_that_torch_fixes_names_the_way_that_works(capfd: pytest.CaptureFixture[str]) -> None:
+    layer = torch.nn.GRU(4, 4, batch_first=True)
+    with pytest.raises(InputError, match="constant .100.. Hint: .*onnx.export") as told:
+        tilewright.compile(layer, dims={"input": {1: "length"}})(torch.ones(1, 100, 4))
+    assert (
+        "mark_dynamic" not in str(told.value) and "Error while creating guard" not in capfd.readouterr().err
+    )
+
+
 def test_equal_example_sizes_of_different_names_stay_apart() -> None:
     compiled = tilewright.compile(lambda x, y: x.sum(0) + y.sum(0), dims={"x": {0: "n"}, "y": {0: "m"}})
     for n, m in ((4, 4), (5, 9), (9, 5)):

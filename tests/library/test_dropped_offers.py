@@ -145,3 +145,29 @@ def test_what_stands_behind_a_call_is_let_go_after_its_first_run(net: tuple[Net,
     assert any(s is not None and s.call is not None for s in spares)
     check(*net, found)
     assert all(s is None or s.call is None for s in spares)
+
+
+class Halving(nn.Module):
+    """A convolution whose results are as many as windows fit, and one after it with a sum behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.pointwise = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.halves(x))
+        return torch.relu(self.pointwise(y) + y)
+
+
+def test_the_program_knows_sizes_that_its_tensors_do_not_tell() -> None:
+    """What stands behind a call is run beside it under `verify`; its operands have counts of windows for sizes."""
+    net = Halving().eval()
+    with torch.no_grad():
+        found = tilewright.compile(
+            net, (torch.randn(2, 3, 12, 16),), dims={"x": {2: "rows"}}, freeze=True, options={"verify": True}
+        )
+        for rows in (12, 15):
+            x = torch.randn(2, 3, rows, 16)
+            torch.testing.assert_close(found(x), net(x))
+    assert "aten.add" in str(found.coverage), "the sum is part of a call"

@@ -239,4 +239,7 @@ def test_strict_looks_at_need_only() -> None:
     assert one.refused() == ()
     both = one + Coverage(2, 1, 1, (Row("mm", "contraction", 1),), (Row("fft", "complex", 1),))
     assert both.refused() == ("fft",) and both.choice[0].count == 2
-    assert str(both).startswith("generated 2 of 5 ops in 2 kernels; 2 as library calls by choice: mm x2")
+    assert str(both).startswith(
+        "generated 2 of 5 ops in 2 kernels of 2 graphs; 2 as library calls by choice: mm x2"
+    )
+    assert str(one.around(one)).startswith("generated 2 of 6 ops in 2 kernels; "), "a loop's body is no graph"

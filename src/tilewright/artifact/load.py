@@ -25,6 +25,7 @@ from tilewright.ir.text.values import Json
 from tilewright.options import Options
 from tilewright.pipeline.trace import PhaseRecorder
 from tilewright.plan.data import Launches, Plan
+from tilewright.runtime.call.asked import asking, reading
 from tilewright.runtime.call.kept_weights import KeptWeights
 from tilewright.runtime.call.module import CompiledModule
 from tilewright.runtime.cpu.kernels import NativeUnit
@@ -65,24 +66,34 @@ def load(
 
     Raises ArtifactError for a file that is damaged or was changed, and for one that is neither run nor built again.
     """
-    given = options or Options.make()
+    with asking(runs=False):
+        return _loaded(Path(path), trust, rebuild, device, options or Options.make())
+
+
+def _loaded(path: Path, trust: bool, rebuild: bool, device: str | None, given: Options) -> CompiledModule:
+    """As `load` says."""
     run = PhaseRecorder()
-    file = run("read", lambda: container.read(Path(path)), _nothing)
-    facts = _Facts(file)
-    own = run("look at the seal", lambda: seals.is_ours(file, given), _nothing) or trust
-    wanted = _merged(facts.options, given, file.place, trusted=own)
-    targets = [t for t in facts.targets if device in (None, t.device)]
-    if not targets:
-        raise InputError(f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin)
-    chosen, refused, hint = run("compare machines", lambda: _chosen(facts, targets, own, given), _nothing)
+    with reading():
+        file = run("read", lambda: container.read(path), _nothing)
+        facts = run("read", lambda: _Facts(file), _nothing)
+        own = run("look at the seal", lambda: seals.is_ours(file, given), _nothing) or trust
+        wanted = run("read", lambda: _merged(facts.options, given, file.place, trusted=own), _nothing)
+        targets = [t for t in facts.targets if device in (None, t.device)]
+        if not targets:
+            raise InputError(
+                f"it has no code for {device}", phase="load", place=file.place, hint=facts.origin
+            )
+        found = run("compare machines", lambda: _chosen(facts, targets, own, given), _nothing)
+    chosen, refused, hint = found
     if chosen is not None:
-        return _module(_Loader(file, facts, chosen, wanted, run).way())
+        way = run("read", lambda: _Loader(file, facts, chosen, wanted, run), _nothing).way()
+        return run("bind", lambda: _module(way), _nothing)
     if not rebuild:
         raise ArtifactError(refused, place=file.place, hint=hint)
     why = shown(refused, TEXTS.max_message_characters)
     warn(f"{file.place} is built again from the graph inside: {why} ({hint})", RuntimeWarning)
-    from .rebuild import rebuilt
-
+    with reading():
+        from .rebuild import rebuilt
     return _module(rebuilt(file, facts, wanted, trusted=own))
 
 
@@ -212,8 +223,6 @@ class _Loader:
         place = f"{self.file.place}, section weights"
         told = self.file.text("weights")
         way.weights = self.run("weights", lambda: read_weights(told, self.tensors, place), _nothing)
-        for graph in graphs:
-            graph.trace = self.run.trace
         return way
 
     def _give_libraries(self) -> None:
@@ -235,10 +244,13 @@ class _Loader:
             lambda: read_plan(file.text(text), self.tensors, self.routines, place, self.target.device),
             lambda made: made[0],
         )
-        executable = self._executable(plan, constants, unit, Guards(False, interface.conditions), place)
+        guards = Guards(False, interface.conditions)
+        executable = self.run(
+            "bind", lambda: self._executable(plan, constants, unit, guards, place), _nothing
+        )
         call = self.run("bind", lambda: ProgramCall(interface.form, executable), _nothing)
         reports = partial(read_reports, file, f"{name}.report{self.target.suffix}")
-        return LoadedGraph(interface, call, reports, partial(self._captured, name), self._machine())
+        return LoadedGraph(interface, call, reports, partial(self._captured, name), self._machine(), self.run)
 
     def _machine(self) -> Target:
         """What it has code for, with the cores that are here."""

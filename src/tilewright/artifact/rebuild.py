@@ -16,6 +16,7 @@ from tilewright.artifact.text.tensors import TensorReader, read_weights
 from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.options import Options
 from tilewright.pipeline.compiler import compile_graph
+from tilewright.runtime.call.asked import reading
 from tilewright.runtime.plan.call_form import ProgramCall
 from tilewright.runtime.plan.executable import Executable
 
@@ -60,11 +61,12 @@ def _graph(
     place = f"{file.place}, graph {name}"
     device = "cpu" if there.device is None else str(there.device)
     tensors = there if there.device is None else TensorReader(file, file.text("tensors"))
-    interface = read_interface(file.text(f"{name}.call"), there, no_routines(), place)
-    program = read_captured(file, name, tensors, options)
-    if not trusted:
-        program = harmless(program, place)
-        interface = harmless_interface(interface, program.graph, place)
+    with reading():
+        interface = read_interface(file.text(f"{name}.call"), there, no_routines(), place)
+        program = read_captured(file, name, tensors, options)
+        if not trusted:
+            program = harmless(program, place)
+            interface = harmless_interface(interface, program.graph, place)
     try:
         built = compile_graph(program, interface.conditions, device)
     except TilewrightError as error:
@@ -82,4 +84,5 @@ def _graph(
         raise damaged("the graph gives other results than calls return", place)
     call = ProgramCall(interface.form, built.executable)  # pyright: ignore[reportArgumentType]
     told = SavedReports(built.coverage, built.kernels, built.calls)
-    return LoadedGraph(interface, call, lambda: told, lambda: program, built.compilation.machine, built.trace)
+    made = built.compilation
+    return LoadedGraph(interface, call, lambda: told, lambda: program, made.machine, made.recorder)

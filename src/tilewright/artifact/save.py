@@ -133,8 +133,9 @@ def _unit(unit: BuiltUnit | None, parts: Parts, name: str) -> Json:
         return name
     if not isinstance(unit, NativeUnit):
         raise UnsupportedError(
-            "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__
-        )
+            "kernels of this kind cannot be kept yet", phase="save", op=type(unit).__name__,
+            hint="compile the model where it runs (warm caches make that quick)",
+        )  # fmt: skip
     return parts.add(SectionKind.LIBRARY, name, unit.path.read_bytes())
 
 

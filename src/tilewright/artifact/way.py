@@ -14,7 +14,7 @@ from tilewright.artifact.text.program import Interface
 from tilewright.artifact.text.reports import SavedReports
 from tilewright.capture.described import Signature
 from tilewright.errors import InputError
-from tilewright.pipeline.trace import Trace
+from tilewright.pipeline.trace import PhaseRecorder, Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.kept_weights import NamedWeight
@@ -40,7 +40,8 @@ class LoadedGraph:
     """Reads the graph that it was compiled from; raises ArtifactError where it is not kept."""
     machine: Target | None
     """What its kernels were made for; None: it has none."""
-    trace: Trace = field(default_factory=Trace)
+    recorder: PhaseRecorder = field(default_factory=PhaseRecorder)
+    """Of what loading it took, or building it again."""
     kind: str = "inference"
     cuda_graphs: tuple[str, ...] = ()
 
@@ -48,6 +49,11 @@ class LoadedGraph:
     def told(self) -> SavedReports:
         """Coverage, kernels and calls."""
         return self.tell()
+
+    @property
+    def trace(self) -> Trace:
+        """Every phase."""
+        return self.recorder.trace
 
     def clocked(self) -> StepClock:
         """From now on, a clock around each step."""

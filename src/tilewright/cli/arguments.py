@@ -17,7 +17,7 @@ from tilewright.errors import InputError, ModelError, TilewrightError, Unsupport
 from tilewright.options import Options
 
 from .request import Asked, CommandRequest, ExitCode, Precision
-from .show import Screen
+from .show import OWN_PROCESS, Screen
 
 Command = Callable[..., None]
 TORCHS = ("torch._subclasses.fake_tensor", "torch._guards")
@@ -84,6 +84,7 @@ def verb(body: Callable[Concatenate[CommandRequest, ...], int]) -> Command:
     @functools.wraps(body)
     def run(json_path: str | None, verbose: int, quiet: bool, **given: Any) -> None:
         screen = Screen(json_path, quiet=quiet, verbose=verbose > 0)
+        screen.is_alone = click.get_current_context().obj == OWN_PROCESS
         screen.facts |= {"command": body.__name__.rstrip("_"), "model": given["model"]}
         asked = {f.name: given.pop(f.name) for f in fields(Asked)}
         sys.exit(_finish(screen, verbose, lambda: body(CommandRequest(**asked, screen=screen), **given)))

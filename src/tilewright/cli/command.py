@@ -13,7 +13,7 @@ import click
 
 from .arguments import Verb, plain_verb, verb
 from .request import CommandRequest, ExitCode
-from .show import Screen
+from .show import OWN_PROCESS, Screen
 
 
 class _Group(click.Group):
@@ -264,7 +264,7 @@ def cache_(screen: Screen, action: str) -> int:
 def main() -> None:
     """Entry point of the command `tilewright`. It ends without taking torch's modules apart, which takes seconds."""
     try:
-        cli(prog_name="tilewright")
+        cli(prog_name="tilewright", obj=OWN_PROCESS)
     except SystemExit as ended:
         if "torch" not in sys.modules or not isinstance(ended.code, int):
             raise

@@ -27,6 +27,10 @@ Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[st
 Cell = str | int | float | None
 
 
+OWN_PROCESS = "a process of its own"
+"""What a command is told that is all that its process does."""
+
+
 class Clock:
     """What a command spent its time on, from the start of its process, in named phases one after the other."""
 
@@ -80,6 +84,8 @@ class Screen:
         self.json_path = json_path
         self.quiet = quiet
         self.verbose = verbose
+        self.is_alone = False
+        """Whether the process is the command's, and ends with it."""
         self.clock = Clock()
         self.warnings: list[str] = []
         self.facts: dict[str, Json] = {}

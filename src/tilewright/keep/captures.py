@@ -25,6 +25,7 @@ from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_graph, is_watched
 from tilewright.pipeline.state import CapturedProgram
 from tilewright.plan.coverage import Coverage
+from tilewright.runtime.call.asked import reading
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.reports import ReportsOfParts
 from tilewright.runtime.plan.call_form import ProgramCall
@@ -125,6 +126,15 @@ class KeptGraphs:
         """The graph that was captured for such parts, compiled; None if none was kept."""
         if is_watched() or self._store.root is None:
             return None
+        with reading():
+            read = self._read(parts)
+        if read is None:
+            return None
+        interface, program = read
+        return CapturedWay(interface, compile_graph(program, interface.conditions))
+
+    def _read(self, parts: Sequence[str]) -> tuple[Interface, CapturedProgram] | None:
+        """What was kept for such parts."""
         folder = self._store.get(self._key(parts))
         if folder is None or not self._file.unchanged():
             return None
@@ -136,7 +146,7 @@ class KeptGraphs:
         except TilewrightError as error:
             LOG.info("no captured graph is taken from %s: %s", folder, error)
             return None
-        return CapturedWay(interface, compile_graph(program, interface.conditions))
+        return interface, program
 
     def keep(self, parts: Sequence[str], interface: Interface, built: Compiled) -> None:
         """Keep what was captured, unless it is of a kind that is not kept."""

@@ -40,7 +40,10 @@ def export(
         raise InputError("nothing is compiled yet", phase="save", hint="call it, or pass example_inputs")
     last = examples[-1]
     if any(isinstance(x, torch.Tensor) for x in last.leaves):
-        raise UnsupportedError("inputs that are no plain tensors cannot be kept", phase="save")
+        raise UnsupportedError(
+            "inputs that are no plain tensors cannot be kept", phase="save",
+            hint="let the model take plain tensors, and make the others inside",
+        )  # fmt: skip
     free = _free_dims(target, examples, naming)
     leaves = [
         x.make([max(2, n) if (k, d) in free else n for d, n in enumerate(x.shape)])

@@ -85,7 +85,11 @@ def _graphs(way: object) -> list[SavedGraph]:
         case LoadedWay():
             raise UnsupportedError("this comes from an artifact", phase="save", hint="copy the file")
         case _:
-            raise UnsupportedError(f"a {type(way).__name__} cannot be kept", phase="save")
+            raise UnsupportedError(
+                f"a {type(way).__name__} cannot be kept",
+                phase="save",
+                hint="keep what tilewright.compile returns",
+            )
 
 
 def _named(way: ProgramWay, names: Sequence[str], naming: Naming) -> Signature:

@@ -8,9 +8,11 @@ from typing import cast
 
 from torch import Tensor
 
-from tilewright.ir.graph import LibraryCall, Op, Operand, Spare, Value
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Spare, Value
 
-Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
+Evaluate = Callable[[Op, Sequence[object], Mapping[Expr, object]], Sequence[object]]
+"""The results of an op on operands, with the numbers that sizes have."""
 
 
 def bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
@@ -42,24 +44,28 @@ def followed(
     evaluate: Evaluate, made: LibraryCall,
 ) -> Spare | None:  # fmt: skip
     """A spare whose result, `start`, goes through pointwise ops, as that of the call `made` does. What they read
-    besides is `second`: its value, and its tensor if it is frozen (else the last operand)."""
+    besides is `second`: its value, and its tensor if it is frozen (else the last operand). Sizes reach it as arguments:
+    those of tensors alone do not tell what they were made of, as that of a window's count."""
     if spare is None or spare.call is None:
         return None
 
     def run(args: Sequence[object], kwargs: Mapping[str, object], operands: Sequence[object]) -> object:
-        known: dict[Value, object] = {start: plain.function(*args, **kwargs)}
+        *taken, numbers = args
+        known: dict[Value, object] = {start: plain.function(*taken, **kwargs)}
         if second is not None:
             known[second[0]] = operands[-1] if second[1] is None else second[1]
+        sizes = dict(zip(symbols, cast(Sequence[object], numbers), strict=True))
         for op in ops:
-            (known[op.output],) = evaluate(op, [known[v] for v in op.inputs])
+            (known[op.output],) = evaluate(op, [known[v] for v in op.inputs], sizes)
         result = known[ops[-1].output]
         if made.reuses is None or made.reuses < 0:
             return result
         return cast(Tensor, operands[made.reuses]).copy_(cast(Tensor, result))
 
     plain = spare.call
+    symbols = Graph((start,), tuple(ops), ()).symbols()
     count = 1 + max((a.index for a in made.args if isinstance(a, Operand)), default=-1)
-    return Spare(_over(plain, run, count))
+    return Spare(_over(replace(plain, args=(*plain.args, tuple(symbols))), run, count))
 
 
 def _on_any_rows(plain: LibraryCall, rows: int) -> LibraryCall:

@@ -32,7 +32,7 @@ from tilewright.errors import (
     warn,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Share, Shares
+from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
@@ -52,6 +52,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
+from tilewright.tuning.text_limits import TEXTS
 
 from .build import RefusedKernels, names_of, number_kernels
 from .executables import executable
@@ -91,8 +92,17 @@ class Compilation:
         """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
         return () if self.graphs is None else (self.graphs.report,)
 
+    @property
+    def takes(self) -> str:
+        """Types and sizes of its inputs, which tell graphs of one model apart; empty for what runs as captured."""
+        inputs = () if self.captured is None else self.captured.graph.inputs
+        given = [f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in inputs if isinstance(v, Value)]
+        more = len(given) - TEXTS.max_listed_inputs
+        return ", ".join((*given[: TEXTS.max_listed_inputs], *([f"{more} more"] if more > 0 else ())))
+
     def __repr__(self) -> str:
-        return "; ".join((f"{self.kind} graph: {self.coverage}", *self.cuda_graphs))
+        takes = f"takes {self.takes}" if self.takes else ""
+        return "; ".join(filter(None, (f"{self.kind} graph: {self.coverage}", takes, *self.cuda_graphs)))
 
 
 COMPILATIONS: Compilations[Compilation] = Compilations()
@@ -175,11 +185,11 @@ def compile_fx(
     library call; the coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that
     the options name does not work."""
     run = PhaseRecorder()
-    with tracing_ends(run):
+    with without_collector(), tracing_ends(run):
         guards = Guards(trusted, program.conditions if program is not None else ())
         ranges = program.ranges if program is not None else None
         try:
-            with _guard_free(gm), without_collector():
+            with _guard_free(gm):
                 there = moved(gm)
                 place = place_of(there, frozen or {}, kind)
                 graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
@@ -211,26 +221,29 @@ def compile_graph(program: CapturedProgram, conditions: Sequence[Expr] = (), dev
     fulfil the `conditions`. What a phase refuses runs as library calls; the coverage says so. Raises UnsupportedError
     under `strict`, and CompilerMissing if the compiler that the options name does not work."""
     run, options = PhaseRecorder(), program.options
-    with without_collector(), no_python_dispatcher():
-        asked = CompileRequest(
-            run, options, DevicePlace(device), program.shares, program.traced, _compile_body, False
+    with without_collector(), tracing_ends(run):
+        with no_python_dispatcher():
+            asked = CompileRequest(
+                run, options, DevicePlace(device), program.shares, program.traced, _compile_body, False
+            )
+            try:
+                made = _generated(asked, program.graph)
+            except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+                if options.strict or isinstance(refused, CompilerMissing):
+                    raise
+                warn(f"runs without generated code: {refused}", RuntimeWarning)
+                STATS.fallbacks += 1
+                made = _as_calls(asked, program.graph)
+        STATS.graphs += 1
+        runs = run(
+            "bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing
         )
-        try:
-            made = _generated(asked, program.graph)
-        except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
-            if options.strict or isinstance(refused, CompilerMissing):
-                raise
-            warn(f"runs without generated code: {refused}", RuntimeWarning)
-            STATS.fallbacks += 1
-            made = _as_calls(asked, program.graph)
-    STATS.graphs += 1
-    runs = run("bind", lambda: executable(made, options, guards=Guards(False, tuple(conditions))), _nothing)
-    made_of = Compilation(
-        "inference", made.coverage, run, made.kernels, made.calls, None, made.machine, program
-    )
-    COMPILATIONS.add(runs, made_of)
-    LOG.info("%s", made_of)
-    return Compiled(runs, made_of)
+        made_of = Compilation(
+            "inference", made.coverage, run, made.kernels, made.calls, None, made.machine, program
+        )
+        COMPILATIONS.add(runs, made_of)
+        LOG.info("%s", made_of)
+        return Compiled(runs, made_of)
 
 
 def plan_graph(program: CapturedProgram, device: str, machine: Target) -> PlannedGraph:

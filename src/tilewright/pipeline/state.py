@@ -52,7 +52,7 @@ class PlannedGraph:
         """Of the graph and of the bodies of its loops."""
         covered = coverage_of(self.cover)
         for body in self.bodies:
-            covered = covered + body.coverage
+            covered = covered.around(body.coverage)
         return covered
 
 

@@ -66,7 +66,9 @@ class PhaseRecorder:
             with progress.phase(name):
                 made = phase()
         finally:
-            whole, work = time.perf_counter() - start, time.process_time() - worked
+            # A busy system takes the processor away in this call: the clock is read behind it, or nobody has that time.
+            work = time.process_time() - worked
+            whole = time.perf_counter() - start
             (inside, busy), self._inside = self._inside, (around[0] + whole, around[1] + work)
         done = FinishedPhase(name, whole - inside, shown(made), max(0.0, work - busy))
         self.trace = replace(self.trace, phases=(*self.trace.phases, done))

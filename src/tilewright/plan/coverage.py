@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilewright.ir.graph import CHECK, LibraryCall, Op, Origin, Value
@@ -38,6 +38,8 @@ class Coverage:
     choice: tuple[Row, ...] = ()
     need: tuple[Row, ...] = ()
     own: tuple[Row, ...] = ()
+    graphs: int = 1
+    """How many graphs these are the nodes of: one for each size, pass or part that was compiled by itself."""
 
     def refused(self) -> tuple[str, ...]:
         """Names of library calls by need that `strict` does not admit."""
@@ -52,11 +54,17 @@ class Coverage:
             _merged(self.choice + other.choice),
             _merged(self.need + other.need),
             _merged(self.own + other.own),
+            self.graphs + other.graphs,
         )
+
+    def around(self, body: Coverage) -> Coverage:
+        """With the nodes of a loop's body, which is a part of this graph."""
+        return replace(self + body, graphs=self.graphs)
 
     def __str__(self) -> str:
         plural = "kernel" if self.kernels == 1 else "kernels"
-        parts = [f"generated {self.generated} of {self.ops} ops in {self.kernels} {plural}"]
+        of = f" of {self.graphs} graphs" if self.graphs > 1 else ""
+        parts = [f"generated {self.generated} of {self.ops} ops in {self.kernels} {plural}{of}"]
         for rows, how in (
             (self.own, "in routines of our own"),
             (self.choice, "as library calls by choice"),

@@ -23,6 +23,8 @@ class TextLimits:
     """How many times the least bytes a kernel moves before that is said of the slowest one."""
     max_shown_graphs: int = 10
     """Graphs of a model that a notebook shows."""
+    max_listed_inputs: int = 8
+    """Inputs of a graph whose types are listed in its line."""
     max_named_ops: int = 4
     """Ops that are named beside a reason."""
     least_expected_seconds: float = 1.0

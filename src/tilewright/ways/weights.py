@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from tilewright.runtime.call.exported import ProgramWay
@@ -16,7 +18,8 @@ def named_weights(way: object) -> list[NamedWeight]:
     the cache have none."""
     match way:
         case FileWay():
-            return weights_of(way.module)
+            names = way.module.weight_names
+            return [replace(w, name=names.get(w.name, w.name)) for w in weights_of(way.module)]
         case ProgramFileWay():
             return named_weights(way.inner)
         case ProgramWay():

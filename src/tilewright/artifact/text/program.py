@@ -49,8 +49,9 @@ def write_interface(made: Interface, tensors: TensorWriter) -> Json:
     for k, value in form.constants.items():
         if not (value is None or type(value) in (bool, int, float, str)):
             raise UnsupportedError(
-                f"an argument was a {type(value).__name__} when it was compiled", phase="save"
-            )
+                f"an argument was a {type(value).__name__} when it was compiled", phase="save",
+                hint="put it into the module, or pass a tensor or a number",
+            )  # fmt: skip
         constants.append([k, writer.write(value)])
     return {
         "inputs": list(form.inputs),
@@ -80,7 +81,10 @@ def _refuse_shared(targets: Sequence[Tensor], state: Sequence[Tensor]) -> None:
     """Raise UnsupportedError where a tensor that the program writes to is memory of another one."""
     for t in targets:
         if not any(other is t for other in state):
-            raise UnsupportedError("the program writes to a tensor that it does not read", phase="save")
+            raise UnsupportedError(
+                "the program writes to a tensor that it does not read", phase="save",
+                hint="return what it writes",
+            )  # fmt: skip
         sharing = [
             s
             for s in state
@@ -88,8 +92,9 @@ def _refuse_shared(targets: Sequence[Tensor], state: Sequence[Tensor]) -> None:
         ]
         if sharing and t.numel():
             raise UnsupportedError(
-                "two tensors that the program holds share memory that it writes to", phase="save"
-            )
+                "two tensors that the program holds share memory that it writes to", phase="save",
+                hint="give each its own memory: t.clone()",
+            )  # fmt: skip
 
 
 def read_interface(told: Json, tensors: TensorReader, routines: Routines, place: str) -> Interface:

@@ -114,9 +114,9 @@ def read_reports(container: Container, section: str) -> SavedReports:
     told = cast("Mapping[str, Any]", container.text(section))
     try:
         covered: dict[str, Any] = dict(told["coverage"])
-        rows = {who: tuple(Row(*r) for r in covered.pop(who)) for who in ("choice", "need", "own")}
+        choice, need, own = (tuple(Row(*r) for r in covered[who]) for who in ("choice", "need", "own"))
         made = SavedReports(
-            Coverage(covered["ops"], covered["generated"], covered["kernels"], **rows),
+            Coverage(covered["ops"], covered["generated"], covered["kernels"], choice, need, own),
             tuple(_read_kernel(k, container) for k in told["kernels"]),
             tuple(SavedCall(**_tuples(c, "ops", "results", "refused")) for c in told["calls"]),
         )

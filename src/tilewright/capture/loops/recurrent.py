@@ -202,3 +202,17 @@ def _memory(t: Tensor) -> int:
     """What tells whether two tensors of a trace share memory."""
     inner = torch._from_functional_tensor(t.elem) if isinstance(t, FunctionalTensor) else t
     return inner.untyped_storage()._cdata
+
+
+LENGTHS_IN_FILES = (
+    "torch fixes the length of GRU and RNN layers: export an ONNX file where it is dynamic, "
+    "`torch.onnx.export(model, inputs, FILE, dynamo=False, input_names=[...], dynamic_axes={...})`, and compile that; "
+    "or leave it out of `dims`, and each length is compiled once"
+)
+"""The way that works where a layer's length is to be free."""
+
+
+def counts_steps(target: object) -> bool:
+    """Whether it has layers that torch takes apart step by step, each length for itself (an LSTM is a call)."""
+    layers = target.modules() if isinstance(target, torch.nn.Module) else ()
+    return any(isinstance(m, torch.nn.RNNBase) and not isinstance(m, torch.nn.LSTM) for m in layers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from tilewright.capture.onnx.values.run import torch_dtype
 from tilewright.capture.onnx.values.traced import Val, ValueKind
-from tilewright.errors import ModelError, UnsupportedError
+from tilewright.errors import ModelError, UnsupportedError, shown
+from tilewright.tuning.text_limits import TEXTS
 
 from . import ops
 from .build import Context, NameScope, ProgramBuilder, add_initialisers
@@ -59,7 +61,8 @@ class OnnxModule(ProgramModule):
     """A loaded model. Call it with tensors in the order of `input_specs`.
 
     It returns a tensor for one output, else a tuple in the order of `output_names`. Weights are parameters
-    (`requires_grad` False) and buffers named p0, p1, ... `data_dependent` names the nodes whose control flow or
+    (`requires_grad` False) and buffers named p0, p1, ...; `weight_names` are the file's names for these, as they may be
+    shown. `data_dependent` names the nodes whose control flow or
     sizes depend on data: with any there, the model runs eagerly but cannot be exported as one graph (see `split`).
     """
 
@@ -73,6 +76,7 @@ class OnnxModule(ProgramModule):
         opset: int,
     ) -> None:
         super().__init__(program, constants)
+        self.weight_names: Mapping[str, str] = {}
         self.input_specs = input_specs
         self.output_names = output_names
         self.metadata = metadata
@@ -117,15 +121,29 @@ def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
     check_types(model, source.place)
     program = builder.finish(slots, results)
     used = {i for step in program.steps for i in step.ins} | set(program.outputs)
-    constants = [(v.const, slot) for v, slot in context.constants if slot in used and v.const is not None]
-    return OnnxModule(
+    held = [(v, v.const, slot) for v, slot in context.constants if slot in used and v.const is not None]
+    made = OnnxModule(
         program,
-        constants,
+        [(const, slot) for _, const, slot in held],
         tuple(specs),
         tuple(o.name for o in model.graph.output),
         {entry.key: entry.value for entry in model.metadata_props},
         default_opset(model),
     )
+    made.weight_names = _weight_names([v for v, _, _ in held], scope)
+    return made
+
+
+def _weight_names(held: Sequence[Val], scope: NameScope) -> Mapping[str, str]:
+    """For p0, p1, ... what the file calls each, no name twice. What stands inside of bodies keeps its number."""
+    names = {id(val): name for name, val in reversed(scope.names.items())}
+    taken: dict[str, str] = {}
+    for k, val in enumerate(held):
+        name = shown(names.get(id(val), ""), TEXTS.max_place_characters)
+        if not name or name in taken:
+            name = next(n for i in itertools.count() if (n := f"p{k}" + "_" * i) not in taken)
+        taken[name] = f"p{k}"
+    return {place: name for name, place in taken.items()}
 
 
 def input_spec(info: ValueInfoProto) -> InputSpec:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright import measure
-from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
+from tilewright.accuracy import TreeVerdict, compare_trees
 from tilewright.bisection import Bisection, Finding, bar, excess
 from tilewright.cli.model import Model
 from tilewright.cli.request import CommandRequest, ExitCode
@@ -22,6 +22,7 @@ from tilewright.runtime.call.model import CompiledModel
 
 from . import training
 from .departure import first_departure, peers_of, show_failure, show_peers
+from .inference import compared, results_of
 from .reproduction import CASE, FailedCheck, written
 
 
@@ -62,14 +63,11 @@ def _trained(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) 
 
 
 def _inferred(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
-    """The results: compiled, as torch runs it, and in float64."""
+    """The results, and what is written: compiled, as torch runs it, and in float64."""
     compiled = compile_for(request, model, inputs)
-
-    def run() -> object:
-        return measure.flatten(compiled(*(value.clone() for value in inputs)))
-
-    eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
-    return CheckedModel(compiled, run, eager, measure.flatten(in_float64(model.eager)(*inputs)))
+    apart = isinstance(model.target, Path | CompiledModel)
+    made = compared(compiled, apart, model.eager, model.names, inputs)
+    return CheckedModel(compiled, made.run, made.eager, made.exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ def check_model(request: CommandRequest, plan: CheckPlan) -> int:
         show_failure(request, departure)
     if peers and not backward:
         workload = measure.Workload(model.name, model.runnable, inputs)
-        show_peers(request, peers, workload, trial.eager, trial.exact, k)
+        show_peers(request, peers, workload, results_of(trial.eager), results_of(trial.exact), k)
     if found is not None:
         _show_finding(request, found)
         place = written(Path(plan.reproduction), FailedCheck.of(request, k, backward, found))

@@ -23,9 +23,12 @@ def step(run: Callable[..., object], module: nn.Module, inputs: Sequence[Tensor]
     terms that it sums: of a single number eager's error is now and then nothing, by luck. Raises InputError if nothing
     of the result can be differentiated."""
     given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    results = [t for t in tree_leaves(run(*given)) if isinstance(t, Tensor) and t.requires_grad]
+    results = [t for t in tree_leaves(_run(run, given)) if isinstance(t, Tensor) and t.requires_grad]
     if not results:
-        raise InputError("no result of the model can be differentiated", phase="check")
+        raise InputError(
+            "no result of the model can be differentiated", phase="check",
+            hint="return (module, inputs), where the module returns what a loss is made of",
+        )  # fmt: skip
     terms = [(t * _weights(t)).reshape(-1) for t in results]
     loss = torch.stack([one.sum().to(terms[0].dtype) for one in terms]).sum()
     wanted = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -36,6 +39,19 @@ def step(run: Callable[..., object], module: nn.Module, inputs: Sequence[Tensor]
     buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
     summands = torch.cat([one.detach().to(terms[0].dtype) for one in terms])
     return {"loss": {"": summands}, "gradients": gradients, "buffers": buffers}
+
+
+def _run(run: Callable[..., object], given: Sequence[Tensor]) -> object:
+    """Forward. Raises InputError where the program writes to an input, which then gets no gradient."""
+    try:
+        return run(*given)
+    except RuntimeError as error:
+        if "leaf Variable" not in str(error):
+            raise
+        raise InputError(
+            "the model writes to an input or a parameter that is to get a gradient", phase="check",
+            hint="let it write to a clone, or check it without --backward",
+        ) from error  # fmt: skip
 
 
 def _weights(t: Tensor) -> Tensor:

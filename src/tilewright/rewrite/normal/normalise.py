@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 """Runs one op on frozen tensors and returns the frozen results."""
 
 _SIMPLER = Rewriter(IEEE_RULES)
+_NO_SIZES: Mapping[Expr, object] = MappingProxyType({})
 
 
 def normalise(graph: Graph, evaluate: Evaluate | None = None) -> Graph:
@@ -399,8 +401,8 @@ def _read_by_call(op: Op, graph: Graph, producer: Mapping[Value, Op]) -> set[Val
     return {v for v, p in makers.items() if p is None or (p.expr is not None and p.expr.is_view())}
 
 
-def interpret(op: Op, tensors: Sequence[object]) -> list[object]:
-    """An `Evaluate` without a device: the interpreter for expressions, the library for calls. Returns torch
-    tensors."""
-    outputs = Graph(op.inputs, (op,), op.outputs)
-    return [to_torch(np.asarray(x)) for x in run_graph(outputs, tensors)]
+def interpret(op: Op, tensors: Sequence[object], sizes: Mapping[Expr, object] = _NO_SIZES) -> list[object]:
+    """An `Evaluate` without a device: the interpreter for expressions, the library for calls. `sizes` are the numbers
+    of symbols that the operands' shapes do not tell. Returns torch tensors."""
+    outputs = Graph((*op.inputs, *sizes), (op,), op.outputs)
+    return [to_torch(np.asarray(x)) for x in run_graph(outputs, [*tensors, *sizes.values()])]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import re
 import types
 from collections import defaultdict
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.autograd.joint import Compiling, FrozenGraph, GraphRecorder, Seen
 from tilewright.capture.described import Signature
+from tilewright.capture.loops.recurrent import LENGTHS_IN_FILES, counts_steps
 from tilewright.capture.opaque import Runner
 from tilewright.capture.signature import signature_of_call
 from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
@@ -211,7 +213,8 @@ class TracedWay(ReportsOfParts):
         example = example_of(args, kwargs)
         if example not in self.examples and len(self.examples) < GRAPHS.max_short_ways:
             self.examples.append(example)
-        with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given), self.oblivious):
+        marked = mark_dynamic(self.naming.place_of(given), self.oblivious)
+        with self._settings(self.oblivious), marked, _without_torchs_stacks():
             try:
                 return self._compiled(*args, **kwargs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -241,7 +244,7 @@ class TracedWay(ReportsOfParts):
             except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
                 raise InputError(
                     f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
-                    hint="leave it out of `dims`",
+                    hint=LENGTHS_IN_FILES if counts_steps(self.target) else "leave it out of `dims`",
                 ) from error  # fmt: skip
             except RuntimeError as error:
                 if not str(error).startswith(_NOT_TRACED):
@@ -335,6 +338,17 @@ def _has_hooks(target: Callable[..., object]) -> bool:
     """Whether torch runs hooks around the function that Dynamo enters: nobody knows what these do."""
     own = (target._forward_hooks, target._forward_pre_hooks) if isinstance(target, torch.nn.Module) else ()
     return any((*own, *global_hooks())) if own else False
+
+
+@contextmanager
+def _without_torchs_stacks() -> Generator[None]:
+    """Torch logs a stack for sizes that it cannot leave free, and then raises what becomes an error of ours."""
+    log, stands = logging.getLogger("torch._guards"), lambda record: record.levelno != logging.ERROR
+    log.addFilter(stands)
+    try:
+        yield
+    finally:
+        log.removeFilter(stands)
 
 
 _NOT_TRACED = "torch.compile with fullgraph=True found no compiled frames"
@@ -445,4 +459,7 @@ def _torchs_reason(error: Exception) -> str:
 
 def _first_reason(error: Exception) -> str:
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("-")]
-    return lines[0] if lines else str(error).splitlines()[0]
+    line = lines[0] if lines else str(error).splitlines()[0]
+    return line.partition(" If you're using ")[0].rstrip(
+        "."
+    )  # what torch advises is of calls that were not made here

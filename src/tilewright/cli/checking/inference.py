@@ -1,0 +1,113 @@
+"""One call as a program whose results can be compared: what it returns, and what it leaves in its inputs and state.
+
+Each call begins with the same inputs and the same state. Else what one call wrote would be an error of the next one,
+and a large error of eager's would excuse any of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from tilewright import measure
+from tilewright.accuracy import in_float64
+
+Called = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""What a call returned, and inputs and state by name as it left them."""
+
+
+def state_of(module: object) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    if not isinstance(module, nn.Module):
+        return {}
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {
+        name: t.detach()
+        for name, t in named
+        if not isinstance(t, UninitializedParameter | UninitializedBuffer)
+    }
+
+
+class Reporting(nn.Module):
+    """A module that returns what it leaves behind as well."""
+
+    def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._names = tuple(names)
+        self.train(inner.training)
+
+    def forward(self, *inputs: Tensor) -> Called:
+        """What the module returns, and what it was given and holds behind that."""
+        return _called(self.inner(*inputs), _given(self._names, inputs), state_of(self.inner))
+
+
+def _given(names: Sequence[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"input {name}": x for name, x in zip(names, inputs, strict=True)}
+
+
+def _called(result: object, given: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Called:
+    """In memory of its own: results may be what a later call writes to."""
+    left = {name: t.detach().clone() for name, t in (*given.items(), *state.items())}
+    return tuple(t.clone() for t in measure.flatten(result)), left
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCalls:
+    """Results as torch computes them, and in float64; `run` makes ours anew."""
+
+    run: Callable[[], object]
+    eager: object
+    exact: object
+
+
+def compared(
+    compiled: Callable[..., object], apart: bool, eager: nn.Module, names: Sequence[str], inputs: Sequence[Tensor]
+) -> ComparedCalls:  # fmt: skip
+    """Calls of what was `compiled` from a module, and of that module. Ours holds a state of its own if it came `apart`.
+    Inputs and state are among the results where somebody writes to them."""
+    before = {**_given(names, inputs), **{name: t.clone() for name, t in state_of(eager).items()}}
+    ours = state_of(compiled) if apart else state_of(eager)
+
+    def afresh() -> list[Tensor]:
+        for name, t in (*state_of(eager).items(), *ours.items()):
+            if name in before and not same(t, before[name]):
+                t.copy_(before[name])
+        return [x.clone() for x in inputs]
+
+    def run() -> Called:
+        given = afresh()
+        result = compiled(*given)
+        return _called(result, _given(names, given), ours)
+
+    whole = Reporting(eager, names)
+    as_torch: Called = whole(*afresh())
+    exact: Called = in_float64(whole)(*afresh())
+    first = run()
+    written = [
+        name for name in before
+        if name in first[1] and not all(same(left[name], before[name]) for _, left in (as_torch, first))
+    ]  # fmt: skip
+
+    def told(called: Called) -> object:
+        if not written:
+            return called[0]
+        return {"results": called[0], "written": {name: called[1][name] for name in written}}
+
+    return ComparedCalls(lambda: told(run()), told(as_torch), told(exact))
+
+
+def results_of(tree: object) -> object:
+    """The results alone."""
+    return tree["results"] if isinstance(tree, dict) else tree  # pyright: ignore[reportUnknownVariableType]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, NaNs in the same places."""
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
