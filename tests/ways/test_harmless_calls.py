@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import export
 
 import tilewright
-from tilewright.capture.safe_ops import unknown_calls, unknown_calls_given, without_found_memory
+from tilewright.capture.harmless.ops import unknown_calls, unknown_calls_given, without_found_memory
 from tilewright.errors import ModelError
 from tilewright.ways.program_loader import captured_program, check_as_given
 

@@ -23,7 +23,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.artifact.op_by_op import loop_in_torch
 from tilewright.artifact.text.program import Interface
 from tilewright.artifact.text.tensors import spread_bytes
-from tilewright.capture.safe_ops import is_safe_op, takes_only_numbers
+from tilewright.capture.harmless.ops import is_safe_op, takes_only_numbers
 from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.ir import reduction as reductions
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32

@@ -13,7 +13,7 @@ import torch
 from torch.export.pt2_archive._package import load_pt2
 
 from tilewright.capture.exported import Exported, exported
-from tilewright.capture.safe_ops import unknown_calls, unknown_calls_given, without_found_memory
+from tilewright.capture.harmless.ops import unknown_calls, unknown_calls_given, without_found_memory
 from tilewright.errors import InputError, ModelError, TilewrightError
 
 from .harmless_programs import Harmful, check_archive
