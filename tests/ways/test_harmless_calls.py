@@ -92,6 +92,16 @@ def test_a_program_that_scatters_unchecked_is_refused(tmp_path: Path) -> None:
         tilewright.compile(path)
 
 
+def test_bags_end_where_they_begin_at_least(tmp_path: Path) -> None:
+    bags, offsets = nn.EmbeddingBag(5, 4, mode="sum"), torch.tensor([0, 2, 4])
+    path = tmp_path / "m.pt2"
+    torch.export.save(export(bags, (torch.arange(5), offsets)), path)
+    run = tilewright.compile(path)
+    assert torch.allclose(run(torch.arange(5), offsets), bags(torch.arange(5), offsets))  # type: ignore[arg-type]
+    made = run(torch.arange(5), torch.tensor([0, 4, -(1 << 40)]))
+    assert torch.allclose(made, bags(torch.arange(5), torch.tensor([0, 4, 4])))  # type: ignore[arg-type]
+
+
 def test_weights_that_do_not_fit_are_refused_in_words() -> None:
     program = export(nn.Linear(4, 4), (torch.ones(3, 4),))
     program.state_dict["bias"] = nn.Parameter(torch.ones(2))

@@ -25,6 +25,7 @@ from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.sizes.host import Number, number
 
 from .aten import decompositions, preserve_resampling
+from .empty_operands import take_empty_operands
 from .environment import conditions
 from .exported import Exported
 from .node import mutations
@@ -78,6 +79,7 @@ def trace(
             f"the model cannot be traced as one graph: {type(error).__name__}: {str(error).splitlines()[0]}",
             phase="capture", place="; ".join(getattr(error, "__notes__", ())),
         ) from error  # fmt: skip
+    take_empty_operands(gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
     return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], conditions(env))

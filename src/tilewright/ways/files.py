@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from tilewright.artifact.text.program import Interface
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
-from tilewright.capture.harmless.ops import unknown_calls, without_found_memory
+from tilewright.capture.harmless.ops import unknown_calls, with_growing_offsets, without_found_memory
 from tilewright.capture.onnx import (
     Flat,
     FlatSplit,
@@ -71,6 +71,7 @@ def _file_way(program: Exported, options: Options) -> ProgramWay:
     for name in unknown_calls(program.gm):
         raise ModelError("this model may read or write memory that is not its own", phase="input", op=name)
     without_found_memory(program.gm)
+    with_growing_offsets(program.gm)
     return program_way(program, options)
 
 

@@ -26,6 +26,15 @@ CASES: dict[str, tuple[object, tuple[object, ...], bool]] = {
     ),
     "resize": (aten._upsample_bilinear2d_aa.default, (IMAGE, [2, 3], False, 0.5, 0.75), True),
     "behind the last": (aten._upsample_bilinear2d_aa.default, (IMAGE, [99, 99], False, 0.5, 0.5), False),
+    "bags": (aten._embedding_bag.default, (IMAGE[0, 0], torch.arange(3), torch.zeros(1, dtype=torch.int64)), True),
+    "no bags": (
+        aten._embedding_bag.default,
+        (IMAGE[0, 0], torch.arange(3), torch.zeros(0, dtype=torch.int64), False, 2), False,
+    ),
+    "elements apart": (
+        aten._scaled_dot_product_flash_attention_for_cpu.default, (Q[..., :1].expand(Q.shape), Q, Q), False,
+    ),
+    "no keys": (aten._scaled_dot_product_flash_attention_for_cpu.default, (Q, K[:, :, :0], K[:, :, :0]), False),
     "others": (aten.relu.default, (IMAGE,), True),
 }  # fmt: skip
 

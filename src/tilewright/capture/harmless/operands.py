@@ -9,7 +9,7 @@ from typing import cast
 from torch import SymInt, Tensor
 from torch._ops import OpOverload
 
-__all__ = ["RELYING", "fits"]
+__all__ = ["BAGS", "RELYING", "fits"]
 
 _Given = Mapping[str, object]
 
@@ -40,6 +40,8 @@ def _attends_at_once(given: _Given) -> bool:
     q, k, v = cast(list[Tensor], tensors)
     if not q.dtype == k.dtype == v.dtype or not _equal(q.shape[3], k.shape[3]):
         return False
+    if not all(_equal(t.stride(3), 1) for t in (q, k, v)) or _equal(q.shape[2], 0) or _equal(k.shape[2], 0):
+        return False  # it takes a row's elements side by side, and divides by the number of rows
     same = [(q.shape[0], k.shape[0]), *((k.shape[d], v.shape[d]) for d in range(3))]
     return all(_equal(a, b) for a, b in same) and _divides(k.shape[1], q.shape[1])
 
@@ -82,6 +84,16 @@ def _reaches(scale: object, before: object, after: object) -> bool:
     return before * scale * (1 + 1e-6) >= after
 
 
+def _sums_bags(given: _Given) -> bool:
+    """There is a bag where the largest of each is found."""
+    offsets = given.get("offsets")
+    if not isinstance(offsets, Tensor) or offsets.dim() != 1:
+        return False
+    return given.get("mode") in (0, 1) or _is_some(offsets.shape[0])
+
+
+BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Ops that rely on offsets that grow."""
 _LAWS: dict[str, Callable[[_Given], bool]] = {
     "scaled_dot_product_attention": _attends,
     **dict.fromkeys(
@@ -100,6 +112,7 @@ _LAWS: dict[str, Callable[[_Given], bool]] = {
         ),
         _normalises,
     ),
+    **dict.fromkeys(BAGS, _sums_bags),
     **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _resizes),
 }  # fmt: skip
 RELYING = frozenset(_LAWS)
@@ -112,6 +125,14 @@ def _equal(a: object, b: object) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(cast(SymInt, a) == cast(SymInt, b))
+
+
+def _is_some(n: object) -> bool:
+    if type(n) is int:
+        return n > 0
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(cast(SymInt, n) > 0)
 
 
 def _divides(a: object, b: object) -> bool:

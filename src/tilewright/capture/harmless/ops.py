@@ -23,11 +23,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from tilewright.capture.in_place import OverFirst, over_first
 
-from .operands import RELYING, fits
+from .operands import BAGS, RELYING, fits
 
 __all__ = [
     "OverFirst", "gives_memory_as_found", "is_safe_op", "may_run", "names_no_file", "over_first", "takes_only_numbers",
-    "unknown_calls", "unknown_calls_given", "without_found_memory",
+    "unknown_calls", "unknown_calls_given", "with_growing_offsets", "without_found_memory",
 ]  # fmt: skip
 
 _NAMESPACES = frozenset({"aten", "prims"})
@@ -129,7 +129,7 @@ _BY_PLACE = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops that address the storage of their operand, whatever else lies in it."""
 _OF_PROGRAMS = frozenset(
     """
-_conj _conj_physical _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
+_conj _conj_physical _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
 _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _pdist_forward _trilinear _unique2
 _unsafe_index_put _unsafe_masked_index affine_grid_generator
 fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fractional_max_pool2d
@@ -230,7 +230,7 @@ def unknown_calls_given(gm: fx.GraphModule) -> Iterator[str]:
 
 def may_run(op: OpOverload) -> bool:
     """Whether torch may run an op, with operands that fit, of a program that nobody vouches for."""
-    return op._opname in _WRITING or _is_known(op) or _is_made_of_others(op)
+    return op._opname not in BAGS and (op._opname in _WRITING or _is_known(op) or _is_made_of_others(op))
 
 
 def gives_memory_as_found(op: OpOverload) -> bool:
@@ -247,6 +247,23 @@ def without_found_memory(gm: fx.GraphModule) -> None:
                     zeros = part.graph.call_function(torch.ops.aten.zeros_like.default, (node,))
                 zeros.meta = dict(node.meta)
                 node.replace_all_uses_with(zeros, delete_user_cb=lambda user, made=zeros: user is not made)
+        part.recompile()
+
+
+def with_growing_offsets(gm: fx.GraphModule) -> None:
+    """Let no bag of embeddings end before it begins: torch looks at the first offset and at the last alone. Offsets
+    that grow stay as they are."""
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in list(part.graph.nodes):
+            if isinstance(node.target, OpOverload) and node.target._opname in BAGS:
+                offsets = node.args[2]
+                with part.graph.inserting_before(node):
+                    both = part.graph.call_function(torch.ops.aten.cummax.default, (offsets, 0))
+                    largest = part.graph.call_function(operator.getitem, (both, 0))
+                given = offsets.meta["val"]
+                both.meta["val"] = given, torch.empty_like(given, dtype=torch.int64)
+                largest.meta["val"] = given
+                node.update_arg(2, largest)
         part.recompile()
 
 
