@@ -35,7 +35,7 @@ from tilewright.ir.expr import (
     symbol,
     transform,
 )
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Origin, Value
+from tilewright.ir.graph import EXTREMUM, INDEX, Graph, Layout, LibraryCall, Loop, Op, Operand, Origin, Value
 from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
@@ -163,7 +163,14 @@ class _Harmless:
             constants,
             tuple(replace(w, value=self._value(w.value)) for w in given.writes),
             tuple(
-                replace(p, size=self._size(p.size), op=plain_name(p.op), place=plain_name(p.place))
+                replace(
+                    p,
+                    size=self._size(p.size),
+                    op=plain_name(p.op),
+                    place=plain_name(p.place),
+                    count=None if p.count is None else self._size(p.count),
+                    why=p.why if p.why in (EXTREMUM, INDEX) else EXTREMUM,
+                )
                 for p in given.preconditions
             ),
             tuple(None if at is None else self._layout(at) for at in given.returned),

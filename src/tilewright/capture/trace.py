@@ -25,6 +25,7 @@ from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.sizes.host import Number, number
 
 from .aten import decompositions, preserve_resampling
+from .dense_inputs import without_gaps
 from .empty_operands import take_empty_operands
 from .environment import conditions
 from .exported import Exported
@@ -65,7 +66,8 @@ def trace(
 
     try:
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
-            fakes = [_fake(mode, t, dims) for t, dims in zip(_apart(inputs), dynamic, strict=True)]
+            examples = map(without_gaps, _apart(inputs))
+            fakes = [_fake(mode, t, dims) for t, dims in zip(examples, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode, preserve_resampling(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)

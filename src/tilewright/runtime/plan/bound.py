@@ -84,9 +84,9 @@ class Layouts:
 def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
     """Raise NoElements unless `sizes` fulfil what the segment requires."""
     for p in segment.preconditions:
-        if size(p.size, sizes) == 0:
+        if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
             raise NoElements(
-                f"an extremum over no elements: {p.size} is 0", phase="run", op=p.op, place=p.place,
+                f"{p.why}: {p.size} is 0", phase="run", op=p.op, place=p.place,
                 hint="give that dim at least one element",
             )  # fmt: skip
 
