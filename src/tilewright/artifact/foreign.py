@@ -35,7 +35,19 @@ from tilewright.ir.expr import (
     symbol,
     transform,
 )
-from tilewright.ir.graph import EXTREMUM, INDEX, Graph, Layout, LibraryCall, Loop, Op, Operand, Origin, Value
+from tilewright.ir.graph import (
+    EXTREMUM,
+    INDEX,
+    PART,
+    Graph,
+    Layout,
+    LibraryCall,
+    Loop,
+    Op,
+    Operand,
+    Origin,
+    Value,
+)
 from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
@@ -169,7 +181,7 @@ class _Harmless:
                     op=plain_name(p.op),
                     place=plain_name(p.place),
                     count=None if p.count is None else self._size(p.count),
-                    why=p.why if p.why in (EXTREMUM, INDEX) else EXTREMUM,
+                    why=p.why if p.why in (EXTREMUM, INDEX, PART) else EXTREMUM,
                 )
                 for p in given.preconditions
             ),

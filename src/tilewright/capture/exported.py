@@ -18,9 +18,9 @@ from tilewright.ir.expr import Expr
 from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
-from .dense_inputs import dense_inputs
 from .environment import conditions, shape_env
 from .loops.recurrent import recurrent_loops
+from .placement.dense_inputs import dense_inputs
 from .symbols import Ranges
 
 

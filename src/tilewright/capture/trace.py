@@ -25,11 +25,11 @@ from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.sizes.host import Number, number
 
 from .aten import decompositions, preserve_resampling
-from .dense_inputs import without_gaps
 from .empty_operands import take_empty_operands
 from .environment import conditions
 from .exported import Exported
 from .node import mutations
+from .placement.dense_inputs import without_gaps
 from .symbols import Symbols
 
 Place = tuple[int, int]
