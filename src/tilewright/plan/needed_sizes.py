@@ -24,10 +24,10 @@ def _indexed(op: Op) -> tuple[Expr, ...]:
     """The dims, not known to have elements, of which an op reads the element that data names."""
     if op.expr is None:
         return ()
-    reads = (x for body in op.expr.body for x in walk(body) if x.op == "read" and isinstance(x.value, int))
     sizes = (
         size
-        for x in reads
+        for x in (x for body in op.expr.body for x in walk(body))
+        if x.op == "read" and isinstance(x.value, int)
         for i, size in zip(x.args, op.inputs[x.value].shape, strict=True)
         if not dims.at_least(size, 1) and from_data(i)
     )
