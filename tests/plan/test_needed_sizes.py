@@ -35,7 +35,7 @@ def test_sizes_that_calls_find() -> None:
         return (x[x > 0] * 2)[i] + 1
 
     torch._dynamo.reset()
-    run = torch.compile(function, backend="tilewright", fullgraph=True)
+    run = torch.compile(function, backend=tilewright.backend, fullgraph=True)
     assert torch.equal(run(torch.ones(5), torch.tensor([0, 1])), torch.full((2,), 3.0))
     with pytest.raises(IndexError, match="an index into no elements"):
         run(-torch.ones(5), torch.tensor([0, 1]))

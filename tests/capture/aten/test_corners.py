@@ -90,7 +90,7 @@ def test_parts_of_another_size_are_refused_as_in_eager_mode(what: str) -> None:
     function, shape = PARTS[what]
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match="expected src to have a size equal to the slice of self"):
-        torch.compile(function, backend="tilewright")(torch.ones(4, 4), torch.ones(shape))
+        torch.compile(function, backend=tilewright.backend)(torch.ones(4, 4), torch.ones(shape))
 
 
 def test_a_diagonal_of_free_sizes_is_written_by_a_kernel() -> None:
