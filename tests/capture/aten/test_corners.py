@@ -89,7 +89,7 @@ PARTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
 def test_parts_of_another_size_are_refused_as_in_eager_mode(what: str) -> None:
     function, shape = PARTS[what]
     torch._dynamo.reset()
-    with pytest.raises(RuntimeError, match="expected src to have a size equal to the slice of self"):
+    with pytest.raises(RuntimeError, match="expected src to have a size equal"):
         torch.compile(function, backend=tilewright.backend)(torch.ones(4, 4), torch.ones(shape))
 
 
