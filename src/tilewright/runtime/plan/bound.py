@@ -86,18 +86,10 @@ def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> No
     """Raise NoElements unless `sizes` fulfil what the segment requires."""
     for p in segment.preconditions:
         if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
+            what, hint = f"{p.why}: {p.size} is 0", "give that dim at least one element"
             if p.why == PART:
-                raise NoElements(
-                    p.why,
-                    phase="run",
-                    op=p.op,
-                    place=p.place,
-                    hint="call it without compiling to see the sizes",
-                )
-            raise NoElements(
-                f"{p.why}: {p.size} is 0", phase="run", op=p.op, place=p.place,
-                hint="give that dim at least one element",
-            )  # fmt: skip
+                what, hint = p.why, "call it without compiling to see the sizes"
+            raise NoElements(what, phase="run", op=p.op, place=p.place, hint=hint)
 
 
 class BoundSegment:
