@@ -87,7 +87,7 @@ class InputError(TilewrightError):
 
 
 class NoElements(InputError, IndexError, RuntimeError):
-    """An extremum over no elements. Also the types that eager raises for it."""
+    """An extremum over no elements, an index into none, or a part of another size. Also what eager raises for it."""
 
 
 class UnknownKeyword(InputError, TypeError):

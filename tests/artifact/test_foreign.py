@@ -18,7 +18,7 @@ from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.program import read_interface
 from tilewright.artifact.text.routines import no_routines
 from tilewright.artifact.text.tensors import TensorReader
-from tilewright.capture.safe_ops import is_safe_op
+from tilewright.capture.harmless.ops import is_safe_op
 from tilewright.errors import ArtifactError
 from tilewright.ir.text.values import find_op
 from tilewright.options import Options

@@ -22,7 +22,7 @@ from tilewright.artifact.foreign import harmless
 from tilewright.artifact.text.captured import read_captured
 from tilewright.artifact.text.tensors import TensorReader
 from tilewright.artifact.way import LoadedGraph
-from tilewright.capture.safe_ops import is_safe_op
+from tilewright.capture.harmless.ops import is_safe_op
 from tilewright.errors import ArtifactError, InputError
 from tilewright.ir.expr import Expr, integer, make
 from tilewright.ir.sizes import dims

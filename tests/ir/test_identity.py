@@ -41,6 +41,7 @@ ROOMS = (
 
 TOLD_ONLY = {
     "Value.id", "Origin.id", "Origin.name", "Origin.place", "Origin.node", "Precondition.op", "Precondition.place",
+    "Precondition.why",
     "Op.name", "Op.origin", "Op.absorbed", "Graph.origins", "Kernel.reason", "LibraryStep.origins", "TileProgram.notes",
     "LibraryCall.spare", "LibraryCall.refused",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import export
 
 import tilewright
-from tilewright.capture.safe_ops import unknown_calls, unknown_calls_given, without_found_memory
+from tilewright.capture.harmless.ops import unknown_calls, unknown_calls_given, without_found_memory
 from tilewright.errors import ModelError
 from tilewright.ways.program_loader import captured_program, check_as_given
 
@@ -90,6 +90,16 @@ def test_a_program_that_scatters_unchecked_is_refused(tmp_path: Path) -> None:
     torch.export.save(export(Program(_unpooled), (torch.ones(1, 1, 2, 2), at)), path)
     with pytest.raises(ModelError, match="memory that is not its own"):
         tilewright.compile(path)
+
+
+def test_bags_end_where_they_begin_at_least(tmp_path: Path) -> None:
+    bags, offsets = nn.EmbeddingBag(5, 4, mode="sum"), torch.tensor([0, 2, 4])
+    path = tmp_path / "m.pt2"
+    torch.export.save(export(bags, (torch.arange(5), offsets)), path)
+    run = tilewright.compile(path)
+    assert torch.allclose(run(torch.arange(5), offsets), bags(torch.arange(5), offsets))  # type: ignore[arg-type]
+    made = run(torch.arange(5), torch.tensor([0, 4, -(1 << 40)]))
+    assert torch.allclose(made, bags(torch.arange(5), torch.tensor([0, 4, 4])))  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_fit_are_refused_in_words() -> None:

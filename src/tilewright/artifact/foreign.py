@@ -23,7 +23,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.artifact.op_by_op import loop_in_torch
 from tilewright.artifact.text.program import Interface
 from tilewright.artifact.text.tensors import spread_bytes
-from tilewright.capture.safe_ops import is_safe_op, takes_only_numbers
+from tilewright.capture.harmless.ops import is_safe_op, takes_only_numbers
 from tilewright.errors import ArtifactError, TilewrightError
 from tilewright.ir import reduction as reductions
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32
@@ -35,7 +35,19 @@ from tilewright.ir.expr import (
     symbol,
     transform,
 )
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Origin, Value
+from tilewright.ir.graph import (
+    EXTREMUM,
+    INDEX,
+    PART,
+    Graph,
+    Layout,
+    LibraryCall,
+    Loop,
+    Op,
+    Operand,
+    Origin,
+    Value,
+)
 from tilewright.ir.ops.scan import latest
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
@@ -163,7 +175,14 @@ class _Harmless:
             constants,
             tuple(replace(w, value=self._value(w.value)) for w in given.writes),
             tuple(
-                replace(p, size=self._size(p.size), op=plain_name(p.op), place=plain_name(p.place))
+                replace(
+                    p,
+                    size=self._size(p.size),
+                    op=plain_name(p.op),
+                    place=plain_name(p.place),
+                    count=None if p.count is None else self._size(p.count),
+                    why=p.why if p.why in (EXTREMUM, INDEX, PART) else EXTREMUM,
+                )
                 for p in given.preconditions
             ),
             tuple(None if at is None else self._layout(at) for at in given.returned),

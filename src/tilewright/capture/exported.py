@@ -20,6 +20,7 @@ from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .environment import conditions, shape_env
 from .loops.recurrent import recurrent_loops
+from .placement.dense_inputs import dense_inputs
 from .symbols import Ranges
 
 
@@ -55,7 +56,7 @@ class Exported:
 def _functional(program: ExportedProgram) -> ExportedProgram:
     """The program in the ops that we declare, without writes but at its end."""
     program = with_copies_of_what_bodies_leave(program)
-    with undropped(), recurrent_loops(), warnings.catch_warnings():
+    with dense_inputs(program.graph_module), undropped(), recurrent_loops(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         try:
             program = program.run_decompositions(decompositions())

@@ -25,9 +25,11 @@ from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.sizes.host import Number, number
 
 from .aten import decompositions, preserve_resampling
+from .empty_operands import take_empty_operands
 from .environment import conditions
 from .exported import Exported
 from .node import mutations
+from .placement.dense_inputs import without_gaps
 from .symbols import Symbols
 
 Place = tuple[int, int]
@@ -64,7 +66,8 @@ def trace(
 
     try:
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
-            fakes = [_fake(mode, t, dims) for t, dims in zip(_apart(inputs), dynamic, strict=True)]
+            examples = map(without_gaps, _apart(inputs))
+            fakes = [_fake(mode, t, dims) for t, dims in zip(examples, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode, preserve_resampling(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
@@ -78,6 +81,7 @@ def trace(
             f"the model cannot be traced as one graph: {type(error).__name__}: {str(error).splitlines()[0]}",
             phase="capture", place="; ".join(getattr(error, "__notes__", ())),
         ) from error  # fmt: skip
+    take_empty_operands(gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
     return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], conditions(env))

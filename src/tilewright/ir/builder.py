@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from .dtype import DType
 from .expr import Axis, Expr, Symbol, axis, read, show, walk
-from .graph import Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
+from .graph import PART, Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
 from .sizes import dims
 from .tensor import TensorExpr, output_axes
 
@@ -64,6 +64,14 @@ class Builder:
         if not dims.at_least(size, 1):
             origin = self.origins[self._origin]
             self.preconditions.append(Precondition(size, origin.name, origin.place))
+
+    def require_equal(self, a: Expr, b: Expr) -> None:
+        """The captured node at hand needs two sizes to be equal."""
+        if not dims.equal(a, b):
+            apart = dims.sub(a, b)
+            is_equal = dims.maximum(dims.sub(dims.ONE, dims.mul(apart, apart)), dims.ZERO)
+            origin = self.origins[self._origin]
+            self.preconditions.append(Precondition(is_equal, origin.name, origin.place, why=PART))
 
     @contextmanager
     def origin(self, name: str, place: str = "", node: str = "") -> Generator[int, None, None]:

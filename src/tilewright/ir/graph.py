@@ -248,13 +248,22 @@ class Origin:
     node: str = field(default="", metadata=TOLD)
 
 
+EXTREMUM, INDEX = "an extremum over no elements", "an index into no elements"
+PART = "a part is written with a tensor of another size"
+"""What a size that is 0 would ask for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """A size that must not be 0: of the dim over which `op` takes an extremum, at `place` in the user's source."""
+    """A size that must not be 0: of the dim over which `op` takes an extremum, or into which it indexes, at `place` in
+    the user's source; or 1 for sizes that are equal. With a `count` that is 0 nothing is asked. `why` says what there
+    would be."""
 
     size: Expr
     op: str = field(default="", metadata=TOLD)
     place: str = field(default="", metadata=TOLD)
+    count: Expr | None = None
+    why: str = field(default=EXTREMUM, metadata=TOLD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from tilewright.ir.sizes import dims
 from .bind import bind_symbols, check_bound, names_in, symbol_name
 from .data import Buffer, CallStep, Copy, Home, Launch, Launches, Measure, Plan, PlanSegment, Spec, Step, View
 from .lazy_allocation import is_worth_it, touched, with_makes, with_own_memory
+from .needed_sizes import needed_sizes
 from .verify import check_memory
 
 Time = Callable[[Kernel | LibraryStep], Expr | None]
@@ -136,9 +137,9 @@ class _Builder:
 
     def _preconditions(self, known: set[str]) -> None:
         """Each precondition stands where its sizes are first known; `known` are those of the inputs."""
-        pending = list(self.graph.preconditions)
+        pending = [*self.graph.preconditions, *needed_sizes(self.graph)]
         for number, segment in enumerate(self.segments):
-            now = [p for p in pending if known.issuperset(names_in((p.size,)))]
+            now = [p for p in pending if known.issuperset(names_in((p.size, p.count or p.size)))]
             pending = [p for p in pending if p not in now]
             self.segments[number] = replace(segment, preconditions=tuple(dict.fromkeys(now)))
             known |= {m.symbol for m in segment.measures}

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from tilewright.artifact.text.program import Interface
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
+from tilewright.capture.harmless.ops import unknown_calls, with_growing_offsets, without_found_memory
 from tilewright.capture.onnx import (
     Flat,
     FlatSplit,
@@ -25,7 +26,6 @@ from tilewright.capture.onnx import (
     typical_shapes,
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
-from tilewright.capture.safe_ops import unknown_calls, without_found_memory
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.keep.captures import CapturedWay, FileBytes, KeptCaptures
@@ -71,6 +71,7 @@ def _file_way(program: Exported, options: Options) -> ProgramWay:
     for name in unknown_calls(program.gm):
         raise ModelError("this model may read or write memory that is not its own", phase="input", op=name)
     without_found_memory(program.gm)
+    with_growing_offsets(program.gm)
     return program_way(program, options)
 
 

@@ -25,7 +25,7 @@ from torch._export.serde.serialize import _SYM_OPS
 from torch.export.pt2_archive._package import PT2ArchiveReader
 from torch.utils._sympy import functions
 
-from tilewright.capture.safe_ops import names_no_file
+from tilewright.capture.harmless.ops import names_no_file
 
 from .harmless_texts import is_guard, is_name, is_size
 

@@ -12,8 +12,14 @@ from contextlib import contextmanager
 import torch
 from torch.export.pt2_archive._package import load_pt2
 
+from tilewright.capture.empty_operands import take_empty_operands
 from tilewright.capture.exported import Exported, exported
-from tilewright.capture.safe_ops import unknown_calls, unknown_calls_given, without_found_memory
+from tilewright.capture.harmless.ops import (
+    unknown_calls,
+    unknown_calls_given,
+    with_growing_offsets,
+    without_found_memory,
+)
 from tilewright.errors import InputError, ModelError, TilewrightError
 
 from .harmless_programs import Harmful, check_archive
@@ -70,6 +76,8 @@ def captured_program(program: torch.export.ExportedProgram, path: str) -> Export
         ) from error  # fmt: skip
     _refuse(unknown_calls(made.gm), path)
     without_found_memory(made.gm)
+    with_growing_offsets(made.gm)
+    take_empty_operands(made.gm)
     return made
 
 

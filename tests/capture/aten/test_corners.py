@@ -75,3 +75,31 @@ def test_lists_of_tensors_become_zeros() -> None:
     given = [torch.ones(3), torch.ones(2, 2)]
     made = torch.compile(program, backend=tilewright.backend)(given)
     assert all(not t.any() for t in (*made, *given))
+
+
+PARTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
+    "slice": (lambda x, y: torch.slice_scatter(x, y, 0, 1, 3), (1, 4)),
+    "a longer slice": (lambda x, y: torch.slice_scatter(x, y, 0, 1, 3), (3, 4)),
+    "select": (lambda x, y: torch.select_scatter(x, y, 0, 1), (1,)),
+    "diagonal": (lambda x, y: torch.diagonal_scatter(x, y), (1,)),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_parts_of_another_size_are_refused_as_in_eager_mode(what: str) -> None:
+    function, shape = PARTS[what]
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="expected src to have a size equal"):
+        torch.compile(function, backend=tilewright.backend)(torch.ones(4, 4), torch.ones(shape))
+
+
+def test_a_diagonal_of_free_sizes_is_written_by_a_kernel() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        y.diagonal().zero_()
+        return y
+
+    x = torch.ones(5, 7)
+    run = tilewright.compile(function, (x,), dims={"x": {0: "rows", 1: "columns"}})
+    assert torch.equal(run(x), function(x))  # type: ignore[arg-type]
+    assert run.coverage is not None and run.coverage.generated == run.coverage.ops

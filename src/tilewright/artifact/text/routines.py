@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.capture.safe_ops import OverFirst, over_first
+from tilewright.capture.harmless.ops import OverFirst, over_first
 from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Routine

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from tilewright.errors import InputError
 from tilewright.ir.dtype import Kind
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
 from tilewright.ir.ops import attention as ops
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.view import squeeze
+from tilewright.ir.sizes import dims
 
 from .registry import Call, NoDeclaration, Number, lower
 
@@ -26,6 +28,12 @@ def _attend(c: Call, q: Value, k: Value, v: Value, mask: Value | None, dropout: 
         raise NoDeclaration("random")
     if len(q.shape) < 3 or q.dtype.kind is not Kind.FLOAT:
         raise NoDeclaration("attention without heads")
+    keys, values = dims.static(k.shape[-2]), dims.static(v.shape[-2])
+    if keys is not None and values is not None and keys != values:
+        raise InputError(
+            f"there are {keys} keys and {values} values", phase="capture", op="attention",
+            hint="torch's own op would read behind the last value",
+        )  # fmt: skip
     return ops.attention(c.b, q, k, v, mask, causal, _scale(c, q, scale))
 
 

@@ -168,14 +168,30 @@ def _circular_pad(c: Call, x: Value, padding: Sequence[Size]) -> Value:
     return ops.border_pad(c.b, "circular", x, *_around(x, padding))
 
 
+def _check_fills(c: Call, source: Value, part: Sequence[Expr]) -> None:
+    """Let a tensor be as large as the part that it replaces: torch's op asks for that, and its fake kernel, by which
+    graphs are traced, does not. Raises NoDeclaration if it is not."""
+    if len(source.shape) != len(part):
+        raise NoDeclaration("a part of another size")
+    for a, b in zip(source.shape, part, strict=True):
+        if any(dims.at_least(difference, 1) for difference in (dims.sub(a, b), dims.sub(b, a))):
+            raise NoDeclaration("a part of another size")
+        c.b.require_equal(a, b)
+
+
 @lower(aten.slice_scatter.default)
 def _slice_scatter(c: Call, x: Value, source: Value, dim: int = 0, start: Size | None = None, end: Size | None = None,
                    step: Size = 1) -> Value:  # fmt: skip
+    at = dim % len(x.shape)
+    _, length = ops.slice_borders(x.shape[at], _place(start), _place(end), known(step))
+    _check_fills(c, source, (*x.shape[:at], length, *x.shape[at + 1 :]))
     return ops.slice_scatter(c.b, x, c.to(source, x.dtype), dim, _place(start), _place(end), known(step))
 
 
 @lower(aten.select_scatter.default)
 def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Size) -> Value:
+    at = dim % len(x.shape)
+    _check_fills(c, source, (*x.shape[:at], *x.shape[at + 1 :]))
     return ops.select_scatter(c.b, x, c.to(source, x.dtype), dim, size(index))
 
 
@@ -183,6 +199,7 @@ def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Size) -> 
 def _diagonal_scatter(
     c: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
+    _check_fills(c, source, ops.diagonal_shape(x.shape, offset, dim1, dim2))
     return ops.diagonal_scatter(c.b, x, c.to(source, x.dtype), offset, dim1, dim2)
 
 

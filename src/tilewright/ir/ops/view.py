@@ -246,16 +246,24 @@ def repeat(b: Builder, x: Value, times: Sizes) -> Value:
 def diagonal(b: Builder, x: Value, offset: int, first: int, second: int) -> Value:
     """Elements x[.., k, .., k + offset, ..] of two dims, as a new last dim."""
     rank = len(x.shape)
+    shape = diagonal_shape(x.shape, offset, first, second)
     first, second = wrap(first, rank), wrap(second, rank)
     down, right = dims.integer(max(-offset, 0)), dims.integer(max(offset, 0))
-    length = dims.minimum(dims.sub(x.shape[first], down), dims.sub(x.shape[second], right))
     kept = [d for d in range(rank) if d not in (first, second)]
 
     def index(i: list[Expr]) -> list[Expr]:
         special = {first: dims.add(i[-1], down), second: dims.add(i[-1], right)}
         return [special[d] if d in special else i[kept.index(d)] for d in range(rank)]
 
-    return access(b, "diagonal", x, [*[x.shape[d] for d in kept], dims.maximum(length, dims.ZERO)], index)
+    return access(b, "diagonal", x, shape, index)
+
+
+def diagonal_shape(shape: Sequence[Expr], offset: int, first: int, second: int) -> list[Expr]:
+    """The sizes of a diagonal of two dims."""
+    first, second = wrap(first, len(shape)), wrap(second, len(shape))
+    down, right = dims.integer(max(-offset, 0)), dims.integer(max(offset, 0))
+    length = dims.minimum(dims.sub(shape[first], down), dims.sub(shape[second], right))
+    return [*[n for d, n in enumerate(shape) if d not in (first, second)], dims.maximum(length, dims.ZERO)]
 
 
 def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:

@@ -207,7 +207,7 @@ def maximum(a: Expr, b: Expr) -> Expr:
     """The larger of two index expressions; decided now if provable."""
     if _above(a, b):
         return a
-    return b if _above(b, a) else make("maximum", (a, b), i64)
+    return b if _above(b, a) else make("maximum", tuple(sorted((a, b), key=key_of)), i64)
 
 
 @lru_cache(EXPRESSIONS.memo_results)
@@ -215,7 +215,7 @@ def minimum(a: Expr, b: Expr) -> Expr:
     """The smaller of two index expressions; decided now if provable."""
     if _above(a, b):
         return b
-    return a if _above(b, a) else make("minimum", (a, b), i64)
+    return a if _above(b, a) else make("minimum", tuple(sorted((a, b), key=key_of)), i64)
 
 
 def _above(a: Expr, b: Expr) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.harmless.running import HarmlessOps
 from tilewright.capture.node import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
@@ -75,7 +76,8 @@ class EagerRegion:
         return True
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
-        """The model's result for its inputs."""
-        with torch.no_grad():
+        """The model's result for its inputs. Raises ModelError where an op of it may reach memory that is not its own:
+        who made the model is not known, and no graph of it was looked at."""
+        with torch.no_grad(), HarmlessOps():
             result = self._module(*leaves)
         return result if out is None else deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])

@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewright import allocate
 from tilewright.errors import InputError, NoElements, OutOfMemory
 from tilewright.ir.expr import Expr
+from tilewright.ir.graph import PART
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
@@ -84,11 +85,11 @@ class Layouts:
 def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
     """Raise NoElements unless `sizes` fulfil what the segment requires."""
     for p in segment.preconditions:
-        if size(p.size, sizes) == 0:
-            raise NoElements(
-                f"an extremum over no elements: {p.size} is 0", phase="run", op=p.op, place=p.place,
-                hint="give that dim at least one element",
-            )  # fmt: skip
+        if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
+            what, hint = f"{p.why}: {p.size} is 0", "give that dim at least one element"
+            if p.why == PART:
+                what, hint = p.why, "call it without compiling to see the sizes"
+            raise NoElements(what, phase="run", op=p.op, place=p.place, hint=hint)
 
 
 class BoundSegment:

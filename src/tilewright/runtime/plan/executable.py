@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, number, size
+from tilewright.ir.sizes.repeats import same_repeats
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Home, Plan, Spec
 from tilewright.runtime.stats import STATS
@@ -289,6 +290,11 @@ class Executable:
                 t = tensors[self.plan.arguments[k]] = self._as_promised(bound, k, t)
             if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
                 continue
+            if not same_repeats(t.shape, t.stride(), strides):
+                raise InputError(
+                    f"input {k} was compiled for elements that share places, strides {tuple(strides)}", phase="input",
+                    place=f"input {k}", hint="compile with an example that is not expanded",
+                )  # fmt: skip
             laid = tensors[self.plan.arguments[k]] = lay_out(t, strides)
             STATS.input_copies += 1
             if k in self.plan.written:

@@ -124,6 +124,8 @@ def attention(
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+    if k.shape[2] != v.shape[2]:  # torch would read values behind the last
+        raise ModelError("there are not as many values as keys", phase="capture", op="Attention")
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     grouped = q.shape[1] != k.shape[1]
     window = KeyWindow(bool(is_causal), left_window_size, right_window_size)

@@ -21,11 +21,13 @@ from torch._C import _dispatch_has_kernel, _dispatch_has_kernel_for_dispatch_key
 from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 
-from .in_place import OverFirst, over_first
+from tilewright.capture.in_place import OverFirst, over_first
+
+from .operands import BAGS, RELYING, fits
 
 __all__ = [
-    "OverFirst", "is_safe_op", "names_no_file", "over_first", "takes_only_numbers", "unknown_calls",
-    "unknown_calls_given", "without_found_memory",
+    "OverFirst", "gives_memory_as_found", "is_safe_op", "may_run", "names_no_file", "over_first", "takes_only_numbers",
+    "unknown_calls", "unknown_calls_given", "with_growing_offsets", "without_found_memory",
 ]  # fmt: skip
 
 _NAMESPACES = frozenset({"aten", "prims"})
@@ -125,22 +127,11 @@ _SAFE = frozenset(
 )  # fmt: skip
 _BY_PLACE = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """Ops that address the storage of their operand, whatever else lies in it."""
-_OF_FAKES = frozenset(
-    """
-_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-_batch_norm_with_update_functional scaled_dot_product_attention
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-_scaled_dot_product_fused_attention_overrideable
-""".split()
-)
-"""Ops that look at less than they read, but whose fake kernels refuse operands that do not fit: they are safe in a
-graph that was traced here with the operands that it will have."""
 _OF_PROGRAMS = frozenset(
     """
-_conj _conj_physical _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
+_conj _conj_physical _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
 _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _pdist_forward _trilinear _unique2
-_unsafe_index_put _unsafe_masked_index _upsample_bicubic2d_aa _upsample_bilinear2d_aa affine_grid_generator
+_unsafe_index_put _unsafe_masked_index affine_grid_generator
 fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fractional_max_pool2d
 fractional_max_pool3d geqrf glu grid_sampler_2d grid_sampler_3d histogram lu_unpack ormqr rms_norm _fused_rms_norm
 rrelu_with_noise_functional special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
@@ -150,6 +141,10 @@ special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
 """.split()
 )
 """Ops that composites are made of, or that files of programs hold besides."""
+_WRITING = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+"""Ops that write running statistics, which their schemas do not say."""
+_OF_FAKES = RELYING - _WRITING
+"""Ops that are safe in a graph that was traced here with the operands that it will have: these show that they fit."""
 _MEMORY_AS_FOUND = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
@@ -222,6 +217,7 @@ def unknown_calls(gm: fx.GraphModule) -> Iterator[str]:
     for target in _targets(gm):
         if not _is_known(target):
             yield str(target)
+    yield from (str(node.target) for node in _relying(gm) if not _fits(node))
 
 
 def unknown_calls_given(gm: fx.GraphModule) -> Iterator[str]:
@@ -230,6 +226,16 @@ def unknown_calls_given(gm: fx.GraphModule) -> Iterator[str]:
     for target in _targets(gm):
         if not _is_known(target) and not (isinstance(target, OpOverload) and _is_made_of_others(target)):
             yield str(target)
+
+
+def may_run(op: OpOverload) -> bool:
+    """Whether torch may run an op, with operands that fit, of a program that nobody vouches for."""
+    return op._opname not in BAGS and (op._opname in _WRITING or _is_known(op) or _is_made_of_others(op))
+
+
+def gives_memory_as_found(op: OpOverload) -> bool:
+    """Whether an op's results hold what lay in memory before."""
+    return op._opname in _MEMORY_AS_FOUND
 
 
 def without_found_memory(gm: fx.GraphModule) -> None:
@@ -244,6 +250,23 @@ def without_found_memory(gm: fx.GraphModule) -> None:
         part.recompile()
 
 
+def with_growing_offsets(gm: fx.GraphModule) -> None:
+    """Let no bag of embeddings end before it begins: torch looks at the first offset and at the last alone. Offsets
+    that grow stay as they are."""
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in list(part.graph.nodes):
+            if isinstance(node.target, OpOverload) and node.target._opname in BAGS:
+                offsets = node.args[2]
+                with part.graph.inserting_before(node):
+                    both = part.graph.call_function(torch.ops.aten.cummax.default, (offsets, 0))
+                    largest = part.graph.call_function(operator.getitem, (both, 0))
+                given = offsets.meta["val"]
+                both.meta["val"] = given, torch.empty_like(given, dtype=torch.int64)
+                largest.meta["val"] = given
+                node.update_arg(2, largest)
+        part.recompile()
+
+
 def _targets(gm: fx.GraphModule) -> Iterator[object]:
     """What the nodes of a graph call, at any depth, and the ops that they hand to others."""
     for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
@@ -253,6 +276,20 @@ def _targets(gm: fx.GraphModule) -> Iterator[object]:
                 yield from (a for a in node.args if isinstance(a, OpOverload))
             elif node.op not in ("placeholder", "get_attr", "output"):
                 yield f"{node.op} {node.target}"
+
+
+def _relying(gm: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph whose ops rely on operands that fit each other."""
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in part.graph.nodes:
+            if isinstance(node.target, OpOverload) and node.target._opname in RELYING:
+                yield node
+
+
+def _fits(node: fx.Node) -> bool:
+    """Whether what was traced of a node's operands shows that they fit."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))  # pyright: ignore
+    return fits(node.target, args, kwargs)  # pyright: ignore
 
 
 def _is_known(target: object) -> bool:
