@@ -17,6 +17,8 @@ from torch import Tensor, fx
 
 from tilewright.tuning.search_limits import REPEATS
 
+from .nodes import arguments_of
+
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -42,7 +44,8 @@ def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True) -> list[
     keys = [ids.setdefault(_key(n, named=named), len(ids)) for n in nodes]
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for period in _periods(keys, most):
-        for start, end, least in _worth_a_loop(keys, period, most):
+        for stretch, end, least in _worth_a_loop(keys, period, most):
+            start = _begun(nodes, stretch, period)
             known = found.setdefault((start, end), (period, least))
             found[start, end] = min(known, (period, least))
     order = sorted(found.items(), key=lambda f: f[0][0] - f[0][1])
@@ -99,6 +102,22 @@ def _nesting(a: object, *, named: bool) -> object:
     if isinstance(a, (int, float)) and not isinstance(a, bool):
         return type(a)
     return repr(a)
+
+
+def _begun(nodes: Sequence[fx.Node], start: int, period: int) -> int:
+    """Where a stretch really begins: the first step of a loop reads an input where others read what a step made."""
+    begin = start
+    while begin > max(0, start - period) and _begins(nodes[begin - 1], nodes[begin - 1 + period]):
+        begin -= 1
+    return begin
+
+
+def _begins(first: fx.Node, later: fx.Node) -> bool:
+    """Whether two nodes are alike but for inputs of the first one in the place of computed nodes."""
+    if _key(first, named=False) != _key(later, named=False):
+        return False
+    pairs = zip(arguments_of(first), arguments_of(later), strict=True)
+    return all(a is b for a, b in pairs if isinstance(b, fx.Node) and b.op in ("placeholder", "get_attr"))
 
 
 def _type(val: object) -> object:

@@ -171,7 +171,7 @@ def _made(
         steps = lift_products(found)
         return steps, *_body(steps)
     except Writes as why:
-        steps = owning(found, why.keys)
+        steps = owning(found, why)
         return steps, *_body(steps)
 
 
@@ -320,6 +320,7 @@ def _check(
     known = all(isinstance(s, FakeTensor) for s in samples if isinstance(s, Tensor))
     if fake is None or not known or any(s is None for s in samples):
         raise Unlike("what the steps read is not known")
+    versions = [t._version if isinstance(t, Tensor) else 0 for t in samples]
     with fake.fake_mode, torch.no_grad(), enable_python_dispatcher():
         with Watch() as watch:
             try:
@@ -338,7 +339,9 @@ def _check(
         key: m for key, t in zip(keys, samples, strict=True) for m in memories_of(t) if m in watch.wrote
     }
     if written:
-        raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])
+        before = {key: (t, v) for key, t, v in zip(keys, samples, versions, strict=True)}
+        unseen = {key for key in written if isinstance(t := before[key][0], Tensor) and t._version == before[key][1]}
+        raise Writes(written.keys(), unseen, watch.wrote[next(iter(written.values()))])
     if not found.states:
         raise Unlike("no step reads what another one made")
     last = found.windows[1]

@@ -213,7 +213,9 @@ class _Placed:
         ]
         held = [(node, self.result(p, node)) for p, node in enumerate(found.held, len(found.carried))]
         for node, value in (*held, *owned):
-            graph.call_method("copy_", (self.values[node], value))
+            whole = self.values[node]
+            data = self.call(torch._C._autograd._get_data_attr, whole) if node in found.unseen else whole
+            graph.call_method("copy_", (data, value))
 
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""

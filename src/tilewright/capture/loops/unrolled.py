@@ -64,6 +64,8 @@ class EqualSteps:
     """Parts, by what takes them in step 1, that the step itself writes behind all reads: what lies there before."""
     held: tuple[fx.Node, ...] = ()
     """Tensors of outside that steps write to and read again: carried values in a memory of their own."""
+    unseen: frozenset[fx.Node] = frozenset()
+    """Those of them that steps write into without autograd's knowledge, as batch norms do with their statistics."""
     owned: frozenset[int] = frozenset()
     """Carried values, by the number of their node, that steps write into where they lie."""
     unread: frozenset[object] = frozenset()
@@ -149,7 +151,7 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
             usual = now
         elif now != usual:
             runs.append((start, k))
-            start = k
+            start, usual = (k - 1, now) if k == start + 2 else (k, usual)
     runs.append((start, len(windows)))
     return sorted(runs, key=lambda r: r[0] - r[1])
 
