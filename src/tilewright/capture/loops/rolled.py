@@ -33,6 +33,7 @@ from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
 from .numbers.bodies import taking_numbers
+from .numbers.differentiated import Differentiated
 from .numbers.draws import drawn_in_front, sample_of
 from .numbers.stepping import copied, type_of
 from .numbers.within import body_of
@@ -256,6 +257,10 @@ def _given(
             take(key, val_of(found.node_of(key)))
     if not found.taken:
         take("counter", like.new_zeros((), dtype=torch.int64))
+    for m, opening in found.opened.items():
+        body = taking_numbers(opening.body, opening.changing)
+        made = Differentiated(body, opening.operands, opening.results, single=opening.single)
+        root.add_module(_opened(m), made)
     for node in found.outer:
         if node in found.functions:
             root.add_module(str(node.target), taking_numbers(*found.functions[node]))
@@ -263,6 +268,10 @@ def _given(
         elif node not in found.held:
             take(node, val_of(node))
     return values, samples
+
+
+def _opened(m: int) -> str:
+    return f"opened_{m}"
 
 
 def _check_kinds(found: EqualSteps, stacked: Sequence[int]) -> None:
@@ -301,6 +310,11 @@ def _copied(
     }
     given = found.given_to(m)
     drawn = next((values[key] for key in given if isinstance(found.sliced[key], Drawn)), None)
+    if m in found.opened:
+        operands = [operand(p, a) for p, a in enumerate(arguments_of(node)) if isinstance(a, fx.Node)]
+        made = graph.call_module(_opened(m), (*operands, *(values[key] for key in given)))
+        made.meta = written_of(node)
+        return made
     made = copied(graph, node, operand, changing, drawn)
     made.args = (*made.args, *(values[key] for key in given if drawn is None))
     made.meta = written_of(node)
