@@ -28,7 +28,9 @@ class Differentiated(torch.nn.Module):
         """The results."""
         given = tuple(x if k in self.reached else x.detach() for k, x in enumerate(given))
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        made = _Opened.apply(self, *given) if trains else self.onward.forward(*given)[: self.results]
+        # results of such a function may not be written to through views: copies may
+        results = [x.clone() for x in _Opened.apply(self, *given)] if trains else self.onward.forward(*given)
+        made = results[: self.results]
         return made[0] if self.single else tuple(made)
 
 

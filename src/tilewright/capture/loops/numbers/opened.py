@@ -10,6 +10,7 @@ those of the ops themselves, at the places too where two pieces meet: they are t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from .openings import rule_of
 from .places import in_its_place, takes_number, takes_numbers
 from .within import InBody, Values, changing_numbers
 
+LOG = logging.getLogger("tilewright")
 Rules = Mapping[OpOverload, Callable[..., object]]
 
 
@@ -104,14 +106,18 @@ def _traced(node: fx.Node, model: fx.Node, rules: Rules) -> fx.GraphModule | Non
     plain = (str(fx.map_arg((node.args, node.kwargs), lambda _: None)), *sorted(map(str, rules)))  # pyright: ignore[reportArgumentType]
     known = _KNOWN.setdefault(model, {})
     if plain not in known:
-        try:
-            known[plain] = _trace(node, model, rules)
-        except Exception:  # noqa: BLE001  (whatever torch raises at what it cannot trace)
-            known[plain] = None
+        known[plain] = None
+        for all_inexact in (True, False):  # of some operands there may be no gradient
+            try:
+                known[plain] = _trace(node, model, rules, all_inexact=all_inexact)
+                break
+            except Exception as why:  # noqa: BLE001  (whatever torch raises at what it cannot trace)
+                LOG.debug("%s cannot be opened: %s", node.target, why)
     return known[plain]
 
 
-def _trace(node: fx.Node, model: fx.Node, rules: Rules) -> fx.GraphModule | None:
+def _trace(node: fx.Node, model: fx.Node, rules: Rules, *, all_inexact: bool) -> fx.GraphModule:
+    """Raises whatever torch raises."""
     examples = [t for t in _operands(model) if isinstance(t, FakeTensor)]
     trains = any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(val_of(model)))
     mode = examples[0].fake_mode
@@ -137,7 +143,8 @@ def _trace(node: fx.Node, model: fx.Node, rules: Rules) -> fx.GraphModule | None
         return [*made, *(next(left) if x.requires_grad else None for x in operands)]
 
     with mode, silent, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        leaves = [t.detach().requires_grad_(trains and _is_inexact(t)) for t in examples]
+        asks = [trains and _is_inexact(t) and (all_inexact or t.requires_grad) for t in examples]
+        leaves = [t.detach().requires_grad_(ask) for t, ask in zip(examples, asks, strict=True)]
         with torch.no_grad():
             tangents = [torch.empty_like(x) for x in call(*(x.detach() for x in leaves))]
         made = make_fx(joint, decomposition_table=dict(rules))(*leaves, *tangents)

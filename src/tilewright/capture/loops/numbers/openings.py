@@ -17,8 +17,8 @@ aten = torch.ops.aten
 
 def rule_of(op: object) -> Callable[..., object] | None:
     """What opens an op; None if nothing does."""
-    if not isinstance(op, OpOverload):
-        return None
+    if not isinstance(op, OpOverload) or "upsample" in op.name():
+        return None  # torch's rules for resampling are wrong where a size stays
     return OURS.get(op) or decomposition_table.get(op)
 
 
@@ -38,6 +38,18 @@ def _deviation(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
     return _variance(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def _with_mean(
+    spread: Callable[..., Tensor],
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(
+        x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        dims = list(dim) if dim else list(range(x.dim()))
+        return spread(x, dim, correction=correction, keepdim=keepdim), x.mean(dims, keepdim)
+
+    return both
 
 
 def _distances(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
@@ -102,6 +114,8 @@ def _leaky_beside(x: Tensor, noise: Tensor, *numbers: float) -> tuple[Tensor, Te
 OURS: dict[OpOverload, Callable[..., object]] = {
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
+    aten.var_mean.correction: _with_mean(_variance),
+    aten.std_mean.correction: _with_mean(_deviation),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,
     aten.hardshrink_backward.default: _hard_or_soft,
