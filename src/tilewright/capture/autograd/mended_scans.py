@@ -135,8 +135,9 @@ def _own_results(gm: fx.GraphModule) -> None:
             seen.add(n)
             if not isinstance(value, Tensor) or (not shared and value.is_contiguous()):
                 return n
-            dense = {"memory_format": torch.contiguous_format}
-            copy = gm.graph.call_function(torch.ops.aten.clone.default, (n,), dense)
+            copy = gm.graph.call_function(
+                torch.ops.aten.clone.default, (n,), {"memory_format": torch.contiguous_format}
+            )
             copy.meta = {**n.meta, "val": value.new_empty(value.shape)}
             return copy
 

@@ -153,8 +153,8 @@ def seen_to_write(node: fx.Node, touched: Collection[int]) -> Collection[int] | 
 
 
 _OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_",
-    "xor", "neg", "abs", "invert", "getitem",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_",
+    "or_", "xor", "neg", "abs", "invert", "getitem",
 )  # fmt: skip
 _READING = frozenset(getattr(operator, name) for name in _OPERATORS)
 

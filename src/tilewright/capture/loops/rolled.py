@@ -89,12 +89,25 @@ def _rolled(gm: fx.GraphModule) -> fx.GraphModule:
                 spelled = spell(made, plain)
                 loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
+            _tell_of_sizes(list(gm.graph.nodes), found=found)
             return made if found else gm
         if loop.steps * loop.cycle <= most:  # a part of many: what is left of them alone may be few
             most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
         plain = made
+
+
+def _tell_of_sizes(nodes: Sequence[fx.Node], *, found: bool) -> None:
+    """Say that steps are compiled one by one because their sizes differ, if they do and all else is alike."""
+    most = LOOPS.max_unrolled_steps
+    if found or repeats(nodes, most, named=False):
+        return
+    grown = repeats(nodes, most, named=False, sized=False)
+    if grown:
+        LOG.info(
+            "%d steps stay apart: their sizes differ, and a loop has one size", max(r.steps for r in grown)
+        )
 
 
 _SPELLINGS: tuple[Callable[[fx.GraphModule, fx.GraphModule], fx.GraphModule], ...] = (
@@ -354,7 +367,9 @@ def _check(
     }
     if written:
         before = {key: (t, v) for key, t, v in zip(keys, samples, versions, strict=True)}
-        unseen = {key for key in written if isinstance(t := before[key][0], Tensor) and t._version == before[key][1]}
+        unseen = {
+            key for key in written if isinstance(t := before[key][0], Tensor) and t._version == before[key][1]
+        }
         raise Writes(written.keys(), unseen, watch.wrote[next(iter(written.values()))])
     if not found.states:
         raise Unlike("no step reads what another one made")

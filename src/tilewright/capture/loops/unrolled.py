@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from tilewright.capture.modes import MODES, SET_GRADIENTS
 from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
@@ -277,9 +278,11 @@ def _read(
 
 
 def _open(made: EqualSteps, m: int) -> None:
-    """Note that node number m is opened into arithmetic, or of numbers alone, so that it can stand in front of the loop.
-    Raises Unlike."""
+    """Note that node number m is opened into arithmetic, or made of numbers alone, and so in front of the loop. Raises
+    Unlike."""
     nodes = [window[m] for window in made.windows]
+    if any(n.target in MODES and n.target is not SET_GRADIENTS for n in made.windows[1]):
+        raise Unlike(f"an argument of {nodes[1].target} differs from step to step, in a mode of its own")
     opening = None if nodes[1].target in OF_NUMBERS else opening_of(nodes)
     made.sliced = {k: what for k, what in made.sliced.items() if not (isinstance(k, tuple) and k[0] == m)}
     if opening is not None:

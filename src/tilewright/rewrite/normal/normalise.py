@@ -101,17 +101,20 @@ def keep_shown_copies(graph: Graph) -> Graph:
     """The graph with a kernel for each copy that is a result, if another result shows it: both share its memory, and
     not that of what was copied."""
     maker = {v: op for op in graph.ops for v in op.outputs}
-    kept: set[Op] = set()
-    for result in graph.outputs:
+    results = [v for v in graph.outputs if isinstance(v, Value)]
+    kept: set[Value] = set()
+    for result in results:
         op = maker.get(result)
         while op is not None and op.expr is not None and op.expr.is_view() and op.kernel < 0:
-            if op.name == "copy" and op.output is not result and op.output in graph.outputs:
-                kept.add(op)
+            if op.name == "copy" and op.output is not result and op.output in results:
+                kept.add(op.output)
             op = maker.get(op.inputs[0])
     if not kept:
         return graph
     free = count(max(op.kernel for op in graph.ops) + 1)
-    return graph.with_ops([replace(op, kernel=next(free)) if op in kept else op for op in graph.ops])
+    return graph.with_ops(
+        [replace(op, kernel=next(free)) if kept & {*op.outputs} else op for op in graph.ops]
+    )
 
 
 def compose_views(graph: Graph) -> Graph:

@@ -83,7 +83,7 @@ def _may_be_opened(node: fx.Node) -> bool:
     memories = {t.untyped_storage()._cdata for t in tensors[: len(given)]}
     if any(t.untyped_storage()._cdata in memories for t in tensors[len(given) :]):
         return False
-    fixed = all(isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride()))
+    fixed = not any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride()))
     return fixed and not torch.is_autocast_enabled(tensors[0].device.type) and not _is_basic(node)
 
 
@@ -145,8 +145,7 @@ def _trace(node: fx.Node, model: fx.Node, rules: Rules, *, all_inexact: bool) ->
     with mode, silent, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         asks = [trains and _is_inexact(t) and (all_inexact or t.requires_grad) for t in examples]
         leaves = [t.detach().requires_grad_(ask) for t, ask in zip(examples, asks, strict=True)]
-        with torch.no_grad():
-            tangents = [torch.empty_like(x) for x in call(*(x.detach() for x in leaves))]
+        tangents = [torch.empty_like(t).detach() for t in tree_leaves(val_of(model))]
         made = make_fx(joint, decomposition_table=dict(rules))(*leaves, *tangents)
         if any(_writes(n) for n in made.graph.nodes):
             with torch.no_grad():

@@ -106,9 +106,11 @@ def _leaky(
     return NotImplemented if training else torch.where(x > 0, x, x * ((lower + upper) / 2))
 
 
-def _leaky_beside(x: Tensor, noise: Tensor, *numbers: float) -> tuple[Tensor, Tensor]:
-    made = _leaky(x, noise, *numbers)
-    return (made, noise) if isinstance(made, Tensor) else NotImplemented
+def _leaky_beside(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: object = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return NotImplemented if training else (_leaky(x, noise, lower, upper), noise)
 
 
 OURS: dict[OpOverload, Callable[..., object]] = {

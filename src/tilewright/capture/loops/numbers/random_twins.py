@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .twins import Number, Twin, computing, number
 
-
 _SELU = 1.7580993408473766
 """What dropped elements are, but for its sign, where `alpha_dropout` keeps mean and variance."""
 
