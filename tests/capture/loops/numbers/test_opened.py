@@ -68,7 +68,7 @@ def test_a_first_step_that_is_opened_otherwise() -> None:
     """Nothing is added where the factor is zero."""
 
     def run(h: Tensor, y: Tensor) -> Tensor:
-        for k in range(STEPS):
+        for k in range(STEPS + 1):
             h = torch.sin(torch.addr(h, y[0], y[1], alpha=0.3, beta=0.1 * k))
         return h
 
