@@ -85,10 +85,10 @@ def _summed_products(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, al
 
 
 def _margins_backward(
-    gradient: Tensor, x: Tensor, target: Tensor, p: float, margin: float, *others: Any
+    gradient: Tensor, x: Tensor, target: Tensor, p: float, margin: float, *how: Any
 ) -> Tensor:  # fmt: skip
-    weight: Tensor | None = others[0] if others else None
-    reduction: int = others[1] if len(others) > 1 else 1
+    weight: Tensor | None = how[0] if how else None
+    reduction: int = how[1] if len(how) > 1 else 1
     rows, right = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
     distance = margin - rows.gather(1, right) + rows
     slope = gradient.reshape(-1, 1) if gradient.dim() else gradient
