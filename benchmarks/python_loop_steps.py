@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -258,19 +258,24 @@ def main(steps: int, only: str, file: Path | None) -> None:
         if only in name:
             cases[name] = {way: judged(program, train=way == "training") for way in ("inference", "training")}
             click.echo(f"{name}: {cases[name]}")
+            write(file, steps, cases)
+    click.echo(str(counted(cases)))
+
+
+def counted(cases: Mapping[str, Facts]) -> Facts:
+    """How many are one loop, and right."""
     ways = [way for case in cases.values() for way in case.values() if isinstance(way, dict)]
-    counts: Facts = {
+    return {
         "cases": len(ways),
         **{key: sum(way[key] is True for way in ways) for key in ("one_loop", "right")},
     }
-    click.echo(str(counts))
+
+
+def write(file: Path | None, steps: int, cases: Mapping[str, Facts]) -> None:
+    """Write what is known by now: a run that is cut keeps it."""
     if file is not None:
-        facts = record.provenance(torch.get_num_threads()) | {
-            "steps": steps,
-            "counts": counts,
-            "results": cases,
-        }
-        record.write_json(file, facts)
+        facts = record.provenance(torch.get_num_threads()) | {"steps": steps, "of": len(programs(steps))}
+        record.write_json(file, facts | {"counts": counted(cases), "results": cases})
 
 
 if __name__ == "__main__":
