@@ -70,6 +70,7 @@ DEFINITIONS: Mapping[str, str] = {
     "artifact.file.seals._BYTES": "the length of a key of HMAC-SHA256",
     "artifact.file.seals._USERS_ALONE": "a file mode",
     "capture.aten.view._END": 'the largest int64 stands for "to the end"',
+    "capture.loops.numbers.random_twins._SELU": "the definition of an op",
     "capture.loops.recurrent._HALF": "bits of half an int64",
     "capture.onnx.ops.cast._E4M3_LIMIT": "the definition of a float8",
     "capture.onnx.ops.vision._CUBIC": "the definition of an op",

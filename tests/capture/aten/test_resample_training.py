@@ -39,3 +39,18 @@ def test_batches_of_any_size_have_gradients(mode: str, last: bool) -> None:
         loss(y).backward()
         torch.testing.assert_close(x.grad, y.grad)
         assert x.grad is not None and y.grad is not None and x.grad.stride() == y.grad.stride()
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+def test_a_dim_that_keeps_its_size_is_copied_whatever_the_scale(mode: str) -> None:
+    """As eager does on CPUs; torch's own parts do not."""
+    scale = 1.1 if mode == "linear" else (1.1, *([1.4] * (1 if mode == "bilinear" else 2)))
+
+    def resample(x: Tensor) -> Tensor:
+        return interpolate(x, scale_factor=scale, mode=mode, recompute_scale_factor=False)
+
+    x = torch.randn(2, *CASES[mode])
+    torch._dynamo.reset()
+    have = torch.compile(resample, backend=tilewright.backend)(x)
+    torch.testing.assert_close(have, resample(x))
+    assert have.shape[2] == x.shape[2]

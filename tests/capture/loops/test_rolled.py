@@ -11,6 +11,7 @@ from tests.capture.loops.rolled_loops import agrees, close, loops, weights
 from torch import Tensor, fx, nn
 
 import tilewright
+from tilewright.capture.autograd import mended_scans
 from tilewright.capture.loops import recurrent, rolled, scanned
 
 STEPS = 20
@@ -316,7 +317,7 @@ def test_gradients_that_a_step_passes_on_are_tensors_of_their_own(monkeypatch: p
     for module in (recurrent, rolled):
         monkeypatch.setattr(module, "SCANS_DIFFERENTIATE", False)
     copies: list[int] = []
-    plain = recurrent._own_results
+    plain = mended_scans._own_results
 
     def watched(gm: fx.GraphModule) -> None:
         before = len(gm.graph.nodes)
@@ -325,7 +326,7 @@ def test_gradients_that_a_step_passes_on_are_tensors_of_their_own(monkeypatch: p
         assert all(n.op != "placeholder" for n in outputs)
         copies.append(len(gm.graph.nodes) - before)
 
-    monkeypatch.setattr(recurrent, "_own_results", watched)
+    monkeypatch.setattr(mended_scans, "_own_results", watched)
 
     def run(w: Tensor) -> Tensor:
         h = torch.ones(3, 4)

@@ -187,10 +187,24 @@ lower(aten._upsample_nearest_exact3d_backward.default)(_nearest_gradient(3, cent
 
 def _smooth(rank: int, cubic: bool = False) -> Rule:
     def rule(c: Call, x: Value, output_size: Sizes | None, align_corners: bool, *scales: object) -> Value:
-        ratios = _ratios(c, x, rank, _scale_list(scales), align_corners)
+        given = _scale_list(scales)
+        given = given if cubic or given is None else _scales_used(c, x, given)
+        ratios = _ratios(c, x, rank, given, align_corners)
         return ops.interpolate(c.b, x, _target(c, x, rank), ratios, align_corners, cubic)
 
     return rule
+
+
+def _scales_used(c: Call, x: Value, scales: Sequence[float | None]) -> list[float | None]:
+    """The scales by which linear resampling finds its places: eager copies along a dim that keeps its size."""
+    found: list[float | None] = []
+    for n, m, s in zip(x.shape[-len(scales) :], _target(c, x, len(scales)), scales, strict=True):
+        before, after = dims.static(n), dims.static(m)
+        known = before is not None and after is not None
+        if not known and s is not None and 1 < s < 2:
+            raise NoDeclaration("a size that may stay")
+        found.append(None if known and before == after else s)
+    return found
 
 
 lower(aten.upsample_linear1d.default, aten.upsample_linear1d.vec)(_smooth(1))

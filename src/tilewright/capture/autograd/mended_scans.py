@@ -40,7 +40,9 @@ def mended_scans() -> Generator[None]:
         return traced(torch.no_grad()(fn), *args, **named)
 
     def called(self: ScanAutogradImpl, *gradients: object) -> object:
-        return backward(self, *(g.clone() if isinstance(g, Tensor) else g for g in gradients))
+        dense = torch.contiguous_format  # as steps pass them on
+        owned = (g.clone(memory_format=dense) if isinstance(g, Tensor) else g for g in gradients)
+        return backward(self, *owned)
 
     def created(*args: Any, **named: Any) -> HopPartitionedGraph:
         made = plain(*args, **named)
@@ -123,18 +125,20 @@ def _sizes_of_tensors(made: HopPartitionedGraph) -> None:
 
 
 def _own_results(gm: fx.GraphModule) -> None:
-    """Results that are inputs, or other results, as copies."""
+    """Results that are inputs, or other results, or lie in another order than their own, as copies."""
     output = gm.graph.output_node()
     seen: set[fx.Node] = set()
     with gm.graph.inserting_before(output):
 
         def own(n: fx.Node) -> fx.Node:
-            shared = n.op == "placeholder" or n in seen
+            shared, value = n.op == "placeholder" or n in seen, n.meta.get("val")
             seen.add(n)
-            if not shared or not isinstance(n.meta.get("val"), Tensor):
+            if not isinstance(value, Tensor) or (not shared and value.is_contiguous()):
                 return n
-            copy = gm.graph.call_function(torch.ops.aten.clone.default, (n,))
-            copy.meta = dict(n.meta)
+            copy = gm.graph.call_function(
+                torch.ops.aten.clone.default, (n,), {"memory_format": torch.contiguous_format}
+            )
+            copy.meta = {**n.meta, "val": value.new_empty(value.shape)}
             return copy
 
         output.args = (fx.map_arg(output.args[0], own),)

@@ -23,22 +23,24 @@ from .unrolled import EqualSteps, Unlike
 
 
 class Writes(Unlike):
-    """Steps write into what stands at these keys of what they are given."""
+    """Steps write into what stands at these keys of what they are given, at some of them unseen by autograd."""
 
-    def __init__(self, keys: Collection[object], what: str) -> None:
+    def __init__(self, keys: Collection[object], unseen: Collection[object], what: str) -> None:
         super().__init__(f"a step runs {what}")
-        self.keys = keys
+        self.keys, self.unseen = keys, unseen
 
 
-def owning(found: EqualSteps, keys: Collection[object]) -> EqualSteps:
-    """The steps, which carry the tensors at these keys in a memory of their own. Raises Unlike."""
+def owning(found: EqualSteps, writes: Writes) -> EqualSteps:
+    """The steps, which carry the tensors that they write into in a memory of their own. Raises Unlike."""
+    keys = writes.keys
     held = tuple(key for key in keys if isinstance(key, fx.Node) and key in found.outer)
     owned = frozenset(
         key[1] for key in keys if isinstance(key, tuple) and key[0] == "carried" and key[2] == 1
     )
     if len(held) + len(owned) < len(keys):
         raise Unlike("a step writes into a part of a tensor that it takes")
-    return replace(found, held=held, owned=owned)
+    unseen = frozenset(node for node in held if node in writes.unseen)
+    return replace(found, held=held, owned=owned, unseen=unseen)
 
 
 def reading_back(found: EqualSteps) -> EqualSteps:

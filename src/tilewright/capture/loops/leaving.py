@@ -10,6 +10,7 @@ memory is what torch's pretended tensors say; whether a call writes is seen by m
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -126,6 +127,8 @@ def written_by(node: fx.Node, touched: Collection[int]) -> Collection[int]:
 def seen_to_write(node: fx.Node, touched: Collection[int]) -> Collection[int] | None:
     """The memory of these that a node writes to, seen by calling it with other tensors that look the same; None where
     that cannot be done."""
+    if _only_reads(node):
+        return ()
     called = {"call_function": node.target, "call_method": _method}.get(node.op)
     values = {n: val_of(n) for n in node.all_input_nodes}
     mode = next((v.fake_mode for v in values.values() if isinstance(v, FakeTensor)), None)
@@ -147,6 +150,20 @@ def seen_to_write(node: fx.Node, touched: Collection[int]) -> Collection[int] | 
         for m, other in zip(memories_of(v), memories_of(others[n]), strict=True)
         if m in touched and other in watch.wrote
     }
+
+
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne", "and_",
+    "or_", "xor", "neg", "abs", "invert", "getitem",
+)  # fmt: skip
+_READING = frozenset(getattr(operator, name) for name in _OPERATORS)
+
+
+def _only_reads(node: fx.Node) -> bool:
+    """Whether the name of what a node calls says that it writes nothing: methods that write end in an underscore."""
+    if node.op == "call_method":
+        return not str(node.target).endswith("_") and "out" not in node.kwargs
+    return node.op == "call_function" and node.target in _READING
 
 
 def _like(t: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def lift_products(found: EqualSteps) -> EqualSteps:
         return found
     left = [m for m, n in enumerate(found.windows[1]) if n not in found.sliced and n not in made]
     arguments = [(m, p) for m in left for p in range(len(arguments_of(found.windows[1][m])))]
-    taken = {found.taken_by(*at)[0] for at in arguments}
+    taken = {found.taken_by(*at)[0] for at in arguments} | {key for m in left for key in found.given_to(m)}
     read = carried | {k for k in taken if isinstance(k, fx.Node)}
     unread = frozenset(found.sliced.keys() - carried - taken)
     outer = {n: None for n in found.outer if n in read}

@@ -17,6 +17,8 @@ from torch import Tensor, fx
 
 from tilewright.tuning.search_limits import REPEATS
 
+from .nodes import arguments_of
+
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -34,15 +36,16 @@ class Repeat:
         return Repeat(self.start, self.period * cycle, self.steps // cycle, self.most // cycle, cycle)
 
 
-def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True) -> list[Repeat]:
+def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True, sized: bool = True) -> list[Repeat]:
     """Stretches of `nodes` with more than `most` steps, or that have as many together (see `_worth_a_loop`), those that
     cover the most nodes first, each at its most promising phases. Unless `named`, steps that read different inputs at
-    one place are alike."""
+    one place are alike; unless `sized`, those are too that make tensors of other sizes."""
     ids: dict[object, int] = {}
-    keys = [ids.setdefault(_key(n, named=named), len(ids)) for n in nodes]
+    keys = [ids.setdefault(_key(n, named=named, sized=sized), len(ids)) for n in nodes]
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for period in _periods(keys, most):
-        for start, end, least in _worth_a_loop(keys, period, most):
+        for stretch, end, least in _worth_a_loop(keys, period, most):
+            start = _begun(nodes, stretch, period)
             known = found.setdefault((start, end), (period, least))
             found[start, end] = min(known, (period, least))
     order = sorted(found.items(), key=lambda f: f[0][0] - f[0][1])
@@ -75,12 +78,12 @@ def _worth_a_loop(keys: Sequence[int], period: int, most: int) -> list[tuple[int
     return found
 
 
-def _key(node: fx.Node, *, named: bool) -> object:
+def _key(node: fx.Node, *, named: bool, sized: bool = True) -> object:
     if node.op in ("placeholder", "get_attr", "output"):
         return node.op, node.name
     return (
         node.op, node.target if isinstance(node.target, str) else id(node.target), _nesting(node.args, named=named),
-        _nesting(node.kwargs, named=named), _type(node.meta.get("example_value")),
+        _nesting(node.kwargs, named=named), _type(node.meta.get("example_value"), sized=sized),
     )  # fmt: skip
 
 
@@ -101,11 +104,27 @@ def _nesting(a: object, *, named: bool) -> object:
     return repr(a)
 
 
-def _type(val: object) -> object:
+def _begun(nodes: Sequence[fx.Node], start: int, period: int) -> int:
+    """Where a stretch really begins: the first step of a loop reads an input where others read what a step made."""
+    begin = start
+    while begin > max(0, start - period) and _begins(nodes[begin - 1], nodes[begin - 1 + period]):
+        begin -= 1
+    return begin
+
+
+def _begins(first: fx.Node, later: fx.Node) -> bool:
+    """Whether two nodes are alike but for inputs of the first one in the place of computed nodes."""
+    if _key(first, named=False) != _key(later, named=False):
+        return False
+    pairs = zip(arguments_of(first), arguments_of(later), strict=True)
+    return all(a is b for a, b in pairs if isinstance(b, fx.Node) and b.op in ("placeholder", "get_attr"))
+
+
+def _type(val: object, *, sized: bool) -> object:
     if isinstance(val, Tensor):
-        return tuple(map(str, val.shape)), val.dtype, str(val.device)
+        return tuple(map(str, val.shape)) if sized else val.dim(), val.dtype, str(val.device)
     if isinstance(val, (list, tuple)):
-        return tuple(map(_type, val))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return tuple(_type(x, sized=sized) for x in val)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return str(val) if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(val)
 
 

@@ -33,6 +33,7 @@ from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .nodes import arguments_of, val_of
 from .numbers.bodies import taking_numbers
+from .numbers.differentiated import Differentiated
 from .numbers.draws import drawn_in_front, sample_of
 from .numbers.stepping import copied, type_of
 from .numbers.within import body_of
@@ -88,12 +89,25 @@ def _rolled(gm: fx.GraphModule) -> fx.GraphModule:
                 spelled = spell(made, plain)
                 loop = None if spelled is made else _first_loop(list(spelled.graph.nodes), most)
         if loop is None:
+            _tell_of_sizes(list(gm.graph.nodes), found=found)
             return made if found else gm
         if loop.steps * loop.cycle <= most:  # a part of many: what is left of them alone may be few
             most = min(most, REPEATS.min_part_steps - 1)
         LOG.info("%d equal steps became a loop", loop.steps)
         made, found = replace_by_scan(spelled, loop), True
         plain = made
+
+
+def _tell_of_sizes(nodes: Sequence[fx.Node], *, found: bool) -> None:
+    """Say that steps are compiled one by one because their sizes differ, if they do and all else is alike."""
+    most = LOOPS.max_unrolled_steps
+    if found or repeats(nodes, most, named=False):
+        return
+    grown = repeats(nodes, most, named=False, sized=False)
+    if grown:
+        LOG.info(
+            "%d steps stay apart: their sizes differ, and a loop has one size", max(r.steps for r in grown)
+        )
 
 
 _SPELLINGS: tuple[Callable[[fx.GraphModule, fx.GraphModule], fx.GraphModule], ...] = (
@@ -171,7 +185,7 @@ def _made(
         steps = lift_products(found)
         return steps, *_body(steps)
     except Writes as why:
-        steps = owning(found, why.keys)
+        steps = owning(found, why)
         return steps, *_body(steps)
 
 
@@ -256,6 +270,10 @@ def _given(
             take(key, val_of(found.node_of(key)))
     if not found.taken:
         take("counter", like.new_zeros((), dtype=torch.int64))
+    for m, opening in found.opened.items():
+        body = taking_numbers(opening.body, opening.changing)
+        made = Differentiated(body, opening.operands, opening.results, single=opening.single)
+        root.add_module(_opened(m), made)
     for node in found.outer:
         if node in found.functions:
             root.add_module(str(node.target), taking_numbers(*found.functions[node]))
@@ -263,6 +281,10 @@ def _given(
         elif node not in found.held:
             take(node, val_of(node))
     return values, samples
+
+
+def _opened(m: int) -> str:
+    return f"opened_{m}"
 
 
 def _check_kinds(found: EqualSteps, stacked: Sequence[int]) -> None:
@@ -301,6 +323,11 @@ def _copied(
     }
     given = found.given_to(m)
     drawn = next((values[key] for key in given if isinstance(found.sliced[key], Drawn)), None)
+    if m in found.opened:
+        operands = [operand(p, a) for p, a in enumerate(arguments_of(node)) if isinstance(a, fx.Node)]
+        made = graph.call_module(_opened(m), (*operands, *(values[key] for key in given)))
+        made.meta = written_of(node)
+        return made
     made = copied(graph, node, operand, changing, drawn)
     made.args = (*made.args, *(values[key] for key in given if drawn is None))
     made.meta = written_of(node)
@@ -320,6 +347,7 @@ def _check(
     known = all(isinstance(s, FakeTensor) for s in samples if isinstance(s, Tensor))
     if fake is None or not known or any(s is None for s in samples):
         raise Unlike("what the steps read is not known")
+    versions = [t._version if isinstance(t, Tensor) else 0 for t in samples]
     with fake.fake_mode, torch.no_grad(), enable_python_dispatcher():
         with Watch() as watch:
             try:
@@ -338,7 +366,11 @@ def _check(
         key: m for key, t in zip(keys, samples, strict=True) for m in memories_of(t) if m in watch.wrote
     }
     if written:
-        raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])
+        before = {key: (t, v) for key, t, v in zip(keys, samples, versions, strict=True)}
+        unseen = {
+            key for key in written if isinstance(t := before[key][0], Tensor) and t._version == before[key][1]
+        }
+        raise Writes(written.keys(), unseen, watch.wrote[next(iter(written.values()))])
     if not found.states:
         raise Unlike("no step reads what another one made")
     last = found.windows[1]

@@ -27,6 +27,8 @@ from .taken.kinds import Drawn, Lifted, Numbers, Own, Picked, Sliced, Taken
 from .taken.parts import TAKES
 from .unrolled import CHECKPOINTS, EqualSteps
 
+_DATA = torch._C._autograd._get_data_attr  # pyright: ignore[reportAttributeAccessIssue]
+"""What shows a tensor to nobody's gradient."""
 _FILLS = (torch.zeros, torch.ones, torch.full)
 """What fills a new tensor with a number."""
 
@@ -213,7 +215,9 @@ class _Placed:
         ]
         held = [(node, self.result(p, node)) for p, node in enumerate(found.held, len(found.carried))]
         for node, value in (*held, *owned):
-            graph.call_method("copy_", (self.values[node], value))
+            whole = self.values[node]
+            data = self.call(_DATA, whole) if node in found.unseen else whole
+            graph.call_method("copy_", (data, value))
 
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""

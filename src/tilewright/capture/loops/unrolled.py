@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from tilewright.capture.modes import MODES, SET_GRADIENTS
 from tilewright.tuning.search_limits import REPEATS
 from tilewright.tuning.thresholds import LOOPS
 
 from .nodes import arguments_of, val_of
+from .numbers.opened import Opening, opening_of
 from .numbers.places import knows, place_of_chance, takes_number
 from .numbers.within import InBody, Values, body_of, changing_numbers
 from .taken.kinds import Numbers, Own, Picked, Sliced, Taken
@@ -24,6 +26,8 @@ from .taken.parts import indexed, picked, picks, sliced
 
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""
+OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.arange, torch.linspace, torch.logspace, torch.eye)
+"""What makes the same tensor of the same numbers."""
 Function = tuple[fx.GraphModule, tuple[tuple[InBody, Values], ...]]
 """A function that steps call, and the numbers in it that change."""
 
@@ -56,6 +60,8 @@ class EqualSteps:
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     functions: dict[fx.Node, Function] = field(default_factory=dict[fx.Node, Function])
     """What of these is no tensor but a function that steps call, with the numbers in it that change."""
+    opened: dict[int, Opening] = field(default_factory=dict[int, Opening])
+    """Nodes, by number, that are opened into arithmetic: numbers in them change."""
     stores: dict[int, PartWrite] = field(default_factory=dict[int, PartWrite])
     """Nodes, by number, that write into parts: all of them are one write behind the loop."""
     read_back: dict[fx.Node, tuple[int, int]] = field(default_factory=dict[fx.Node, tuple[int, int]])
@@ -64,6 +70,8 @@ class EqualSteps:
     """Parts, by what takes them in step 1, that the step itself writes behind all reads: what lies there before."""
     held: tuple[fx.Node, ...] = ()
     """Tensors of outside that steps write to and read again: carried values in a memory of their own."""
+    unseen: frozenset[fx.Node] = frozenset()
+    """Those of them that steps write into without autograd's knowledge, as batch norms do with their statistics."""
     owned: frozenset[int] = frozenset()
     """Carried values, by the number of their node, that steps write into where they lie."""
     unread: frozenset[object] = frozenset()
@@ -149,7 +157,7 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
             usual = now
         elif now != usual:
             runs.append((start, k))
-            start = k
+            start, usual = (k - 1, now) if k == start + 2 else (k, usual)
     runs.append((start, len(windows)))
     return sorted(runs, key=lambda r: r[0] - r[1])
 
@@ -188,6 +196,8 @@ def _change(at: tuple[fx.Node, int], now: object, before: object) -> object:
     if type(now) in (int, float) and type(before) in (int, float) and takes_number(*at):
         drops = place_of_chance(at[0]) == at[1]  # nothing, where the chance is none
         return int(drops and (now == 0) != (before == 0))
+    if type(now) is float and type(before) is float:
+        return 0  # the op may be opened
     if type(now) is int and type(before) is int:
         return 0 if picks(*at) else now - before
     return type(now) is type(before) and now == before
@@ -235,10 +245,13 @@ def _read(
     """Note where argument `at` (number of a node, and of its argument) comes from, which is across[k] in step k."""
     second = across[1]
     if not isinstance(second, fx.Node):
+        if at[0] in made.opened or made.windows[1][at[0]] in made.sliced:
+            return
         if any(type(a) is not type(second) or a != second for a in across):
             node = made.windows[1][at[0]]
             if not takes_number(node, at[1]) or not all(type(a) in (int, float) for a in across):
-                raise Unlike(f"an argument of {node.target} differs from step to step")
+                _open(made, at[0])
+                return
             values = cast(tuple[float, ...], tuple(across))
             if not knows(node, at[1], values):
                 raise Unlike(f"{node.target} computes otherwise with some of the numbers that change")
@@ -262,6 +275,26 @@ def _read(
             made.again[at] = cast(tuple[int, int], first)
         else:
             made.sliced[at] = part
+
+
+def _open(made: EqualSteps, m: int) -> None:
+    """Note that node number m is opened into arithmetic, or made of numbers alone, and so in front of the loop. Raises
+    Unlike."""
+    nodes = [window[m] for window in made.windows]
+    if any(n.target in MODES and n.target is not SET_GRADIENTS for n in made.windows[1]):
+        raise Unlike(f"an argument of {nodes[1].target} differs from step to step, in a mode of its own")
+    opening = None if nodes[1].target in OF_NUMBERS else opening_of(nodes)
+    made.sliced = {k: what for k, what in made.sliced.items() if not (isinstance(k, tuple) and k[0] == m)}
+    if opening is not None:
+        made.opened[m] = opening
+    elif nodes[1].target in OF_NUMBERS and not nodes[1].all_input_nodes:
+        made.sliced[nodes[1]] = _own(made, nodes)
+        return
+    else:
+        raise Unlike(f"an argument of {nodes[1].target} differs from step to step")
+    beyond = len(arguments_of(nodes[1]))
+    for k, (_, values) in enumerate(opening.changing):
+        made.sliced[m, beyond + k] = Numbers(values)
 
 
 def _called(made: EqualSteps, at: tuple[int, int], across: Sequence[object]) -> bool:

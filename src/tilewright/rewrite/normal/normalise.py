@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from types import MappingProxyType
 
 import numpy as np
@@ -52,7 +53,7 @@ def normalise(graph: Graph, evaluate: Evaluate | None = None) -> Graph:
     Views whose only reader is the library call of an origin stay in the graph: a cover that takes the call
     needs them."""
     graph = simplify(graph)
-    graph = compose_views(graph)
+    graph = compose_views(keep_shown_copies(graph))
     if evaluate is not None:
         graph = fold_constants(graph, evaluate)
     graph = simplify(graph)
@@ -96,6 +97,26 @@ def _without_nothing(op: Op) -> tuple[Op, ...]:
 def rules_in_use() -> tuple[ExprRule, ...]:
     """The identities that `simplify` applies."""
     return _SIMPLER.rules
+
+
+def keep_shown_copies(graph: Graph) -> Graph:
+    """The graph with a kernel for each copy that is a result, if another result shows it: both share its memory, and
+    not that of what was copied."""
+    maker = {v: op for op in graph.ops for v in op.outputs}
+    results = [v for v in graph.outputs if isinstance(v, Value)]
+    kept: set[Value] = set()
+    for result in results:
+        op = maker.get(result)
+        while op is not None and op.expr is not None and op.expr.is_view() and op.kernel < 0:
+            if op.name == "copy" and op.output is not result and op.output in results:
+                kept.add(op.output)
+            op = maker.get(op.inputs[0])
+    if not kept:
+        return graph
+    free = count(max(op.kernel for op in graph.ops) + 1)
+    return graph.with_ops(
+        [replace(op, kernel=next(free)) if kept & {*op.outputs} else op for op in graph.ops]
+    )
 
 
 def compose_views(graph: Graph) -> Graph:

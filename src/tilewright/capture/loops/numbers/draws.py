@@ -42,8 +42,10 @@ def drawn_in_front(found: EqualSteps) -> None:
         chances = tuple(plain[m])
         if len(chances) < found.steps:
             continue  # what a tensor says of the chance is drawn in the steps
-        if nodes[m].target in DROPS and 0 in chances:
+        if nodes[m].target in (*DROPS, F.alpha_dropout) and 0 in chances:
             raise Unlike("some steps drop nothing")
+        if nodes[m].target is F.alpha_dropout and 1 in chances:
+            raise Unlike("some steps drop all")
         found.sliced[m, p] = Numbers(chances)
         beyond = len(arguments_of(nodes[m]))
         found.sliced[m, beyond] = Drawn(nodes[m], chances, _sizes(found, nodes[m]))
@@ -51,12 +53,14 @@ def drawn_in_front(found: EqualSteps) -> None:
 
 def _chance_of(node: fx.Node) -> int | None:
     """The place of the chance among the arguments of what draws with one."""
-    return None if node.target in DROPS and not _trains(node) else place_of_chance(node)
+    idle = node.target in (*DROPS, F.alpha_dropout) and not _trains(node)
+    return None if idle else place_of_chance(node)
 
 
 def _trains(node: fx.Node) -> bool:
+    usual = node.target is not F.alpha_dropout
     training = (
-        node.args[2] if len(node.args) > 2 else node.kwargs.get("training", node.kwargs.get("train", True))
+        node.args[2] if len(node.args) > 2 else node.kwargs.get("training", node.kwargs.get("train", usual))
     )
     return training is True
 
@@ -88,6 +92,8 @@ def _size(n: int | torch.SymInt, known: Iterable[fx.Node]) -> int | tuple[fx.Nod
 
 def drawn_of(graph: fx.Graph, drawn: Drawn, like: fx.Node, chance: float) -> fx.Node:
     """What a step draws with this chance, of the type and sizes of `like`: a node of a graph without the loop."""
+    if drawn.node.target is F.alpha_dropout:
+        return graph.call_function(torch.bernoulli, (like, 1 - chance))
     if drawn.node.target not in DROPS:
         return graph.call_function(torch.bernoulli, (like, chance))
     if chance == 1:  # all is dropped, and nothing is drawn

@@ -48,6 +48,11 @@ def takes_number(node: fx.Node, place: int) -> bool:
     return place in _twin_places(node) or in_its_place(node) or computed_by(node) in FILLS
 
 
+def takes_numbers(node: fx.Node) -> bool:
+    """Whether some of the arguments of a node may be other numbers in each step, whatever they are."""
+    return in_its_place(node) or computed_by(node) in (*FILLS, *_TENSORS) or _known(node) is not None
+
+
 def computed_by(node: fx.Node) -> object:
     """What computes what `node` makes, and writes it over nothing."""
     if node.target in DRAWN_OVER and len(node.args) + len(node.kwargs) > 1:

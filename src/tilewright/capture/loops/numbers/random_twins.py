@@ -13,6 +13,9 @@ from torch import Tensor
 
 from .twins import Number, Twin, computing, number
 
+_SELU = 1.7580993408473766
+"""What dropped elements are, but for its sign, where `alpha_dropout` keeps mean and variance."""
+
 
 def _dropout(
     input: Tensor, p: Number = 0.5, training: bool = True, inplace: bool = False, *, kind: torch.dtype,
@@ -29,6 +32,18 @@ def _dropout_of(
     input: Tensor, p: Number, train: bool, *, kind: torch.dtype, drawn: Tensor | None = None
 ) -> Tensor:
     return _dropout(input, p, train, kind=kind, drawn=drawn)
+
+
+def _alpha_dropout(
+    input: Tensor, p: Number = 0.5, training: bool = False, inplace: bool = False, *, kind: torch.dtype,
+    drawn: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    assert isinstance(p, Tensor)
+    if drawn is None:
+        return input  # it drops nothing
+    kept = drawn.to(_single(kind))
+    a = 1 / ((_SELU * _SELU * p + 1) * (1 - p)).sqrt()
+    return input * (kept * a.to(kind)) + ((kept - 1) * (_SELU * a).to(kind) + (_SELU * a * p).to(kind))
 
 
 def _bernoulli(input: Tensor, p: Number, *, kind: torch.dtype, drawn: Tensor | None = None) -> Tensor:
@@ -82,6 +97,7 @@ def normal_like(input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 WITH_CHANCE: dict[object, Twin] = {
     F.dropout: Twin(_dropout, ("p",)),
     torch.dropout: Twin(_dropout_of, ("p",)),
+    F.alpha_dropout: Twin(_alpha_dropout, ("p",)),
     torch.bernoulli: Twin(_bernoulli, ("p",)),
 }
 """What is drawn in front of the loop, by what a node calls."""

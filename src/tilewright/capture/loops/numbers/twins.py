@@ -173,7 +173,7 @@ _BY_NAME: dict[object, Twin] = {
     for names, twin in {
         ("add",): Twin(_add, ("alpha",)),
         ("sub", "subtract"): Twin(_sub, ("alpha",)),
-        ("rsub",): Twin(_rsub, ("alpha",)),
+        ("rsub",): Twin(_rsub, ("other", "alpha")),
         ("lerp",): Twin(_lerp, ("weight",)),
         ("addcmul",): Twin(_addcmul, ("value",)),
         ("addcdiv",): Twin(_addcdiv, ("value",)),
