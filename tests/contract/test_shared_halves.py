@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from tests.contract.half_programs import fused, normed_scores
-from tests.support.triton.absent_gpu import compiled
+from collections.abc import Callable
 
+import pytest
+import torch
+from tests.contract.half_programs import column_weights, columns_and_sums, fused, normed_scores
+from tests.support.triton.absent_gpu import compiled
+from torch import Tensor
+
+from tilewright.accuracy import compare_trees, in_float64
 from tilewright.ir.expr import walk
 from tilewright.ir.kernel import Kernel
 
@@ -20,6 +25,18 @@ def test_beside_a_maximum_that_was_stored_the_scores_are_rounded_as_it_was() -> 
     largest = (x @ x.mT / 4).amax((-2, -1))
     alone = (x @ x.mT / 4 == largest[:, None, None]).any(-2)
     assert bool((sums[alone] >= 1).all()) and bool((sums[alone] < 1.001).any())
+
+
+@pytest.mark.parametrize("program", [column_weights, columns_and_sums])
+def test_where_a_sum_of_exponentials_was_stored_its_kernel_rounds_the_scores_too(
+    program: Callable[[Tensor], object],
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 300, 64).half()
+    made, _ = compiled(program, [x]).run([x])
+    expected = program(x)
+    given = made if isinstance(expected, tuple) else made[0]
+    assert compare_trees(given, expected, in_float64(program)(x)).passed
 
 
 def test_what_another_kernel_stores_wider_is_no_reason_to_round() -> None:
