@@ -49,6 +49,7 @@ def groups(body: Callable[[Net, Tensor], object], **options: object) -> list[lis
     ("body", "expected"),
     [
         (lambda m, x: m.a(x), [["matmul", "bias"]]),
+        (lambda m, x: (x @ x.mT).relu(), [["matmul", "narrow", "relu"]]),
         (lambda m, x: F.gelu(m.a(x)), [["matmul", "bias", "gelu"]]),
         (lambda m, x: m.back(F.relu(m.a(x))) + x, [["matmul", "bias", "relu"], ["matmul", "bias", "add"]]),
         (lambda m, x: (h := m.a(x)) * torch.sigmoid(h), [["matmul", "bias", "sigmoid", "mul"]]),
@@ -59,7 +60,7 @@ def groups(body: Callable[[Net, Tensor], object], **options: object) -> list[lis
         (lambda m, x: m.a(x).transpose(0, 1).contiguous(), [["matmul", "bias", "copy"]]),
         (lambda m, x: m.a(x) * m.c.bias[:1].exp().cos(), [["matmul", "bias", "exp", "cos", "mul"]]),
     ],
-    ids=["bare", "gelu", "residual", "read twice", "gated", "copied", "small producers"],
+    ids=["bare", "of itself", "gelu", "residual", "read twice", "gated", "copied", "small producers"],
 )
 def test_what_stands_behind_a_product_joins_it(
     body: Callable[[Net, Tensor], object], expected: list[list[str]]

@@ -122,12 +122,15 @@ class _Finder:
         if op.expr is None or not all(v.dtype.is_half for v in op.inputs):
             return False
         known = all(dims.static(a.extent) is not None for a in op.expr.reduce)
-        (image, weight), made = op.inputs[:2], self.graph.origins[op.origin].outputs[:1]
-        images = () if _is_of_places(weight) else made if has_few_channels(image) else (image, *made)
         return known and (
             call.reason == "contraction"
-            or (call.reason == "convolution" and all(map(self.is_of_channels, images)))
+            or (call.reason == "convolution" and all(map(self.is_of_channels, self.images(op))))
         )
+
+    def images(self, op: Op) -> tuple[Value, ...]:
+        """The images of a convolution that must have their channels innermost for a kernel."""
+        (image, weight), made = op.inputs[:2], self.graph.origins[op.origin].outputs[:1]
+        return () if _is_of_places(weight) else made if has_few_channels(image) else (image, *made)
 
     def is_of_channels(self, image: Value) -> bool:
         """Whether channels lie innermost in an image."""
