@@ -106,7 +106,7 @@ def test_digest_follows_what_changes_code() -> None:
         {"threads": 2},
         {"rules": False},
         {"fusion": "none"},
-        {"early_launch": "own"},
+        {"early_launch": "none"},
         {"trim": "exact"},
         {"strict": True},
         {"freeze": False},

@@ -230,8 +230,17 @@ def _halves_read(op: Op) -> DType | None:
     assert op.expr is not None
     read = {v.dtype for v in op.inputs if v.dtype.is_half}
     folded = [x for b in op.expr.body for x in (b.args if b.op == "mul" else (b,))]
-    types = {x.args[0].dtype if x.op == "cast" else x.dtype for x in folded}
+    types = {t for x in folded for t in _types_before_widening(x)}
     return next(iter(read)) if len(read) == 1 and types == read else None
+
+
+def _types_before_widening(e: Expr) -> set[DType]:
+    """The types of what an element is chosen from, each as it was before a cast of it; none of numbers."""
+    if e.op == "where":
+        return {t for x in e.args[1:] for t in _types_before_widening(x)}
+    if e.op == "const":
+        return set()
+    return {e.args[0].dtype if e.op == "cast" else e.dtype}
 
 
 def _multiplies_halves(op: Op) -> bool:
