@@ -285,7 +285,9 @@ def _open(made: EqualSteps, m: int) -> None:
         raise Unlike(f"an argument of {nodes[1].target} differs from step to step, in a mode of its own")
     opening = None if nodes[1].target in OF_NUMBERS else opening_of(nodes)
     # its numbers are the opening's now; what stands for its operands stays
-    stale = [(m, p) for p in range(len(arguments_of(nodes[1]))) if isinstance(made.sliced.get((m, p)), Numbers)]
+    stale = [
+        (m, p) for p in range(len(arguments_of(nodes[1]))) if isinstance(made.sliced.get((m, p)), Numbers)
+    ]
     for key in stale:
         del made.sliced[key]
     if opening is not None:
