@@ -38,7 +38,7 @@ def state_of(module: object) -> dict[str, Tensor]:
 def _slots_of(module: object) -> list[tuple[Slots, Slots]]:
     """Where a module and its parts hold their state, each with the tensors that it holds now."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
-    slots: list[Slots] = [s for part in parts for s in (part._parameters, part._buffers)]
+    slots: list[Slots] = [s for part in parts for s in (part._parameters, part._buffers)]  # pyright: ignore[reportPrivateUsage]
     return [(one, dict(one)) for one in slots]
 
 
