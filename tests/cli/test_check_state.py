@@ -26,6 +26,20 @@ class Counter(nn.Module):
         self.seen.add_(x.sum(0))
         return x * 2 + self.seen
 
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(0, 4))
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls = self.calls + 1
+        self.kept = torch.cat([self.kept, x])
+        return self.kept.sum(0) * self.calls
+
+def assigned():
+    torch.manual_seed(0)
+    return Growing(), (torch.rand(3, 4),)
+
 def state():
     torch.manual_seed(0)
     return Counter(), (torch.rand(3, 4),)
@@ -49,7 +63,7 @@ def check(model: str) -> tuple[int, list[str]]:
     return result.exit_code, [o["output"] for o in facts["outputs"] if not o["passed"]]
 
 
-@pytest.mark.parametrize("model", ["state", "given"])
+@pytest.mark.parametrize("model", ["state", "assigned", "given"])
 def test_a_program_that_writes_passes(model: str, here: None) -> None:
     assert check(model) == (0, [])
 

@@ -284,7 +284,12 @@ def _open(made: EqualSteps, m: int) -> None:
     if any(n.target in MODES and n.target is not SET_GRADIENTS for n in made.windows[1]):
         raise Unlike(f"an argument of {nodes[1].target} differs from step to step, in a mode of its own")
     opening = None if nodes[1].target in OF_NUMBERS else opening_of(nodes)
-    made.sliced = {k: what for k, what in made.sliced.items() if not (isinstance(k, tuple) and k[0] == m)}
+    # its numbers are the opening's now; what stands for its operands stays
+    stale = [
+        (m, p) for p in range(len(arguments_of(nodes[1]))) if isinstance(made.sliced.get((m, p)), Numbers)
+    ]
+    for key in stale:
+        del made.sliced[key]
     if opening is not None:
         made.opened[m] = opening
     elif nodes[1].target in OF_NUMBERS and not nodes[1].all_input_nodes:

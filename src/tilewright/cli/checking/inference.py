@@ -6,8 +6,9 @@ and a large error of eager's would excuse any of ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from tilewright.accuracy import in_float64
 
 Called = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """What a call returned, and inputs and state by name as it left them."""
+Slots = MutableMapping[str, Any]
+"""Parameters or buffers of one module by name."""
 
 
 def state_of(module: object) -> dict[str, Tensor]:
@@ -30,6 +33,21 @@ def state_of(module: object) -> dict[str, Tensor]:
         for name, t in named
         if not isinstance(t, UninitializedParameter | UninitializedBuffer)
     }
+
+
+def _slots_of(module: object) -> list[tuple[Slots, Slots]]:
+    """Where a module and its parts hold their state, each with the tensors that it holds now."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    slots: list[Slots] = [s for part in parts for s in (part._parameters, part._buffers)]  # pyright: ignore[reportPrivateUsage]
+    return [(one, dict(one)) for one in slots]
+
+
+def _put_back(held: Sequence[tuple[Slots, Slots]]) -> None:
+    """Let modules hold the tensors again that they held: programs assign others (`self.count = self.count + 1`)."""
+    for slots, tensors in held:
+        if slots.keys() != tensors.keys() or any(slots[name] is not t for name, t in tensors.items()):
+            slots.clear()
+            slots.update(tensors)
 
 
 class Reporting(nn.Module):
@@ -71,10 +89,13 @@ def compared(
     """Calls of what was `compiled` from a module, and of that module. Ours holds a state of its own if it came `apart`.
     Inputs and state are among the results where somebody writes to them."""
     before = {**_given(names, inputs), **{name: t.clone() for name, t in state_of(eager).items()}}
-    ours = state_of(compiled) if apart else state_of(eager)
+    ours = compiled if apart else eager
+    held = [_slots_of(module) for module in (eager, ours)]
 
     def afresh() -> list[Tensor]:
-        for name, t in (*state_of(eager).items(), *ours.items()):
+        for slots in held:
+            _put_back(slots)
+        for name, t in (*state_of(eager).items(), *state_of(ours).items()):
             if name in before and not same(t, before[name]):
                 t.copy_(before[name])
         return [x.clone() for x in inputs]
@@ -82,15 +103,16 @@ def compared(
     def run() -> Called:
         given = afresh()
         result = compiled(*given)
-        return _called(result, _given(names, given), ours)
+        return _called(result, _given(names, given), state_of(ours))
 
     whole = Reporting(eager, names)
     as_torch: Called = whole(*afresh())
     exact: Called = in_float64(whole)(*afresh())
     first = run()
     written = [
-        name for name in before
-        if name in first[1] and not all(same(left[name], before[name]) for _, left in (as_torch, first))
+        name for name in as_torch[1]
+        if name in first[1]
+        and not (name in before and all(same(left[name], before[name]) for _, left in (as_torch, first)))
     ]  # fmt: skip
 
     def told(called: Called) -> object:

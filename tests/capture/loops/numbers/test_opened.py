@@ -55,6 +55,17 @@ def test_gradients_where_the_slope_leaps_are_eager_s(name: str) -> None:
     agrees(run, torch.randn(3, 3), torch.tensor([[0.0, 1, 2], [0, 0, 0], [0, 1, 2]]))
 
 
+def test_operands_of_each_step_stay_its_own() -> None:
+    """Also where all steps read one of them besides."""
+
+    def run(h: Tensor, *own: Tensor) -> Tensor:
+        for k in range(STEPS):
+            h = torch.sin(h) + F.normalize(own[k], p=1.1 + 0.05 * k, dim=1) * own[1]
+        return h
+
+    agrees(run, *(torch.randn(6, 6) for _ in range(STEPS + 1)))
+
+
 def test_what_gets_no_gradient_has_none() -> None:
     def run(h: Tensor, y: Tensor) -> Tensor:
         for k in range(STEPS):

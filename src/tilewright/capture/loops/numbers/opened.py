@@ -61,14 +61,19 @@ def opening_of(nodes: Sequence[fx.Node]) -> Opening | None:
             if more.keys() <= rules.keys():
                 return None
             rules |= more
-    bodies = [_traced(node, model, rules) for node in nodes]
-    changing = changing_numbers(bodies)
-    if changing is None or bodies[1] is None or any(_writes(n) or _draws(n) for n in bodies[1].graph.nodes):
+    bodies: dict[fx.Node, fx.GraphModule | None] = {}
+    for node in (model, nodes[0], nodes[-1], *nodes):  # the ends first: a trace takes long, and there are many
+        bodies[node] = _traced(node, model, rules)
+        if changing_numbers((bodies[model], bodies[node])) is None:
+            return None
+    body = bodies[model]
+    changing = changing_numbers([bodies[node] for node in nodes])
+    if changing is None or body is None or any(_writes(n) or _draws(n) for n in body.graph.nodes):
         return None
     made = val_of(model)
     results = [made] if isinstance(made, Tensor) else tree_leaves(made)
     return Opening(
-        bodies[1], tuple(changing.items()), len(_operands(model)), len(results), isinstance(made, Tensor)
+        body, tuple(changing.items()), len(_operands(model)), len(results), isinstance(made, Tensor)
     )
 
 
