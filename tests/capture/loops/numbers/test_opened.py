@@ -41,6 +41,9 @@ EDGES: dict[str, Step] = {
     "points that lie together": lambda h, y, s: h / 2 + torch.cdist(y, y.clone(), p=1.2 + s) / 9,
     "a row of zeros": lambda h, y, s: h / 2 + F.normalize(y, p=1 + s, dim=1),
     "where pieces meet": lambda h, y, s: h / 2 + F.softplus(y, 1.0, round(s)) + F.hardshrink(y, round(s)),
+    "an eps below 0": lambda h, y, s: h / 2 + torch.logit(y - 0.5, eps=-s),
+    "a bend below 0": lambda h, y, s: h / 2 + F.celu(-y, alpha=-s) + F.celu(60 * y, alpha=-s),
+    "a slope of 0": lambda h, y, s: h / 2 + F.softplus(y, float(s > 0.3)).clamp(max=9),
     "nothing apart": lambda h, y, s: h / 2 + torch.dist(y, y, p=2 + s),
 }
 
