@@ -88,7 +88,7 @@ def _rms_norm(
 ACTIVATIONS: dict[object, Twin] = {
     F.leaky_relu: Twin(_leaky_relu, ("negative_slope",)),
     F.elu: Twin(_elu, ("alpha",)),
-    F.celu: Twin(_celu, ("alpha",)),
+    F.celu: Twin(_celu, ("alpha",), accepts=lambda alpha: alpha != 0),
     F.softplus: Twin(_softplus, ("beta",), above=0),  # of 0 and infinity the twin has other gradients
     F.threshold: Twin(_threshold, ("threshold", "value")),
     torch.threshold: Twin(_threshold, ("threshold", "value")),

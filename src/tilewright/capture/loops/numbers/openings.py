@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from tilewright.capture.aten.decompose import logit_backward
+
 aten = torch.ops.aten
 
 
@@ -75,15 +77,6 @@ def _distances_backward(gradient: Tensor, a: Tensor, b: Tensor, p: float, distan
     return torch.where(none, torch.zeros_like(part), part).sum(-2)
 
 
-def _logit_backward(gradient: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    """As torch has it: an `eps` below 0 is none."""
-    free = eps is None or eps < 0
-    least = 0.0 if eps is None or eps < 0 else eps
-    inside = (x >= least) & (x <= 1 - least)
-    beyond = torch.full_like(gradient, float("nan")) if free else torch.zeros_like(gradient)
-    return torch.where(inside, gradient / (x * (1 - x)), beyond)
-
-
 def _hard_or_soft(gradient: Tensor, x: Tensor, most: float) -> Tensor:
     return torch.where((x >= -most) & (x <= most), torch.zeros_like(gradient), gradient)
 
@@ -131,7 +124,7 @@ OURS: dict[OpOverload, Callable[..., object]] = {
     aten.std_mean.correction: _with_mean(_deviation),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,
-    aten.logit_backward.default: _logit_backward,
+    aten.logit_backward.default: logit_backward,
     aten.hardshrink_backward.default: _hard_or_soft,
     aten.softshrink_backward.default: _hard_or_soft,
     aten.addbmm.default: _summed_products,
