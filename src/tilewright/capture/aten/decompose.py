@@ -71,6 +71,8 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
             table.pop(getattr(packet, which), None)
     ours = {
         torch.ops.aten.special_log_ndtr.default: _log_ndtr,
+        torch.ops.aten.logit_backward.default: logit_backward,
+        torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.detach_.default: _itself,
@@ -89,6 +91,30 @@ def _log_ndtr(a: Tensor) -> Tensor:
     t = a * math.sqrt(0.5)
     below = torch.log(torch.special.erfcx(-t) / 2) - t * t
     return torch.where(a < -1.0, below, torch.log1p(-torch.erfc(t) / 2))
+
+
+@elementwise_type_promotion_wrapper(
+    type_promoting_args=("gradient", "x"), type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+)
+def logit_backward(gradient: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """As torch's kernels have it: an `eps` below 0 is none, and beyond 0 and 1 then lies no number. Torch's own parts
+    take it to widen what is inside."""
+    free = eps is None or eps < 0
+    least = 0.0 if eps is None or eps < 0 else eps
+    inside = (x >= least) & (x <= 1 - least)
+    beyond = torch.full_like(gradient, math.nan) if free else torch.zeros_like(gradient)
+    return torch.where(inside, gradient / (x * (1 - x)), beyond)
+
+
+def _smooth_l1_loss(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own parts, which go on where the op's kernel refuses."""
+
+    def checked(a: Tensor, b: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+        if beta < 0:
+            raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+        return parts(a, b, reduction, beta)
+
+    return checked
 
 
 def _itself(x: Tensor) -> Tensor:

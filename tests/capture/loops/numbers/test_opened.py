@@ -41,6 +41,7 @@ EDGES: dict[str, Step] = {
     "points that lie together": lambda h, y, s: h / 2 + torch.cdist(y, y.clone(), p=1.2 + s) / 9,
     "a row of zeros": lambda h, y, s: h / 2 + F.normalize(y, p=1 + s, dim=1),
     "where pieces meet": lambda h, y, s: h / 2 + F.softplus(y, 1.0, round(s)) + F.hardshrink(y, round(s)),
+    "a bend below 0": lambda h, y, s: h / 2 + F.celu(-y, alpha=-s) + F.celu(60 * y, alpha=-s),
     "nothing apart": lambda h, y, s: h / 2 + torch.dist(y, y, p=2 + s),
 }
 
@@ -115,3 +116,45 @@ def test_a_step_whose_images_have_channels_innermost() -> None:
 
     images = torch.randn(2, 4, 3, 3)
     agrees(run, images.to(memory_format=torch.channels_last), torch.randn(2, 4, 3, 3))
+
+
+@pytest.mark.parametrize("refused", ["beta", "alpha"])
+def test_numbers_that_an_op_refuses_are_refused_in_a_loop(refused: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for k in range(STEPS):
+            s = 4.0 - k
+            total = 0.5 * total + (
+                F.smooth_l1_loss(x, -x, beta=s) if refused == "beta" else F.celu(x, s).sum()
+            )
+        return total
+
+    for f in (run, torch.compile(run, backend="tilewright")):
+        with pytest.raises(Exception, match=r"negative values for beta|ZeroDivisionError"):
+            f(torch.randn(4))
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_a_logit_of_an_eps_below_0_has_no_gradient_beyond_0_and_1(steps: int) -> None:
+    def run(h: Tensor, x: Tensor) -> Tensor:
+        for k in range(steps):
+            h = h / 2 + torch.logit(x, eps=-0.1 * (k + 1))
+        return h
+
+    found: list[Tensor] = []
+    for f in (run, torch.compile(run, backend="tilewright")):
+        x = torch.tensor([-2.0, -0.05, 0.2, 0.5, 1.05, 3.0], requires_grad=True)
+        f(torch.zeros(6), x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+def test_a_softplus_of_a_beta_of_0_has_the_gradient_of_the_op() -> None:
+    def run(h: Tensor, y: Tensor) -> Tensor:
+        for k in range(STEPS):
+            h = h / 2 + torch.cos(1 / F.softplus(y, float(k % 3)))
+        return h
+
+    x = torch.tensor([[0.0, 1, 2], [0.5, -1, 3]])
+    agrees(run, torch.zeros(2, 3), x, count=0)

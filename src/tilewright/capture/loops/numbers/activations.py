@@ -27,7 +27,8 @@ def _elu(input: Tensor, alpha: Number = 1.0, inplace: bool = False, *, kind: tor
 
 def _celu(input: Tensor, alpha: Number = 1.0, inplace: bool = False, *, kind: torch.dtype) -> Tensor:
     x, scale = input.to(computing(input.dtype)), number(alpha, kind)
-    return torch.where(x > 0, x, F.elu(x / scale) * scale).to(kind)
+    bent = torch.where(x > 0, torch.zeros_like(x), x) / scale  # above 0 where the scale is below
+    return torch.where(x > 0, x, torch.expm1(bent) * scale).to(kind)
 
 
 def _softplus(input: Tensor, beta: Number = 1, threshold: float = 20, *, kind: torch.dtype) -> Tensor:
@@ -87,8 +88,8 @@ def _rms_norm(
 ACTIVATIONS: dict[object, Twin] = {
     F.leaky_relu: Twin(_leaky_relu, ("negative_slope",)),
     F.elu: Twin(_elu, ("alpha",)),
-    F.celu: Twin(_celu, ("alpha",)),
-    F.softplus: Twin(_softplus, ("beta",)),
+    F.celu: Twin(_celu, ("alpha",), accepts=lambda alpha: alpha != 0),
+    F.softplus: Twin(_softplus, ("beta",), above=0),  # of 0 and infinity the twin has other gradients
     F.threshold: Twin(_threshold, ("threshold", "value")),
     torch.threshold: Twin(_threshold, ("threshold", "value")),
     F.hardtanh: Twin(_hardtanh, ("min_val", "max_val")),

@@ -125,7 +125,7 @@ def _reduced(made: Tensor, reduction: str) -> Tensor:
 _NORM = Twin(_norm, ("p",), above=0.0)
 LOSSES: dict[object, Twin] = {
     F.huber_loss: Twin(_huber_loss, ("delta",)),
-    F.smooth_l1_loss: Twin(_smooth_l1_loss, ("beta",)),
+    F.smooth_l1_loss: Twin(_smooth_l1_loss, ("beta",), accepts=lambda beta: not beta < 0),
     F.cross_entropy: Twin(_cross_entropy, ("label_smoothing",)),
     torch.quantile: Twin(_quantile, ("q",)),
     "quantile": Twin(_quantile, ("q",)),

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from tilewright.capture.aten.decompose import logit_backward
+
 aten = torch.ops.aten
 
 
@@ -122,6 +124,7 @@ OURS: dict[OpOverload, Callable[..., object]] = {
     aten.std_mean.correction: _with_mean(_deviation),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,
+    aten.logit_backward.default: logit_backward,
     aten.hardshrink_backward.default: _hard_or_soft,
     aten.softshrink_backward.default: _hard_or_soft,
     aten.addbmm.default: _summed_products,

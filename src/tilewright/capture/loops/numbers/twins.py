@@ -29,10 +29,13 @@ class Twin:
     numbers: tuple[str, ...]
     above: float = -math.inf
     """What each number is larger than; none is infinite where this is not."""
+    accepts: Callable[[float], bool] = lambda _: True
+    """Whether the op takes a number at all: what it refuses is left to the op itself to refuse."""
 
     def knows(self, number: float) -> bool:
         """Whether it computes what the op does with this number."""
-        return self.above == -math.inf or self.above < number < math.inf
+        within = self.above == -math.inf or self.above < number < math.inf
+        return within and self.accepts(number)
 
 
 def wide(x: Number, kind: torch.dtype) -> Number:
