@@ -9,6 +9,7 @@ import copy
 import inspect
 import logging
 import re
+import threading
 import types
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -271,7 +272,7 @@ class TracedWay(ReportsOfParts):
             # recurrent layers are loops, or calls; by itself torch leaves a graph at them
             asked = {"skip_nnmodule_hook_guards": False, "allow_rnn": True}
             stack.enter_context(torch._dynamo.config.patch(asked))
-            stack.enter_context(_remembering(self._seen_sizes))
+            stack.enter_context(_sizes_remembered_in(self._seen_sizes))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))
             if oblivious:
@@ -406,17 +407,29 @@ def _with_own_code(target: Callable[..., object]) -> types.FunctionType:
 
 
 @contextmanager
-def _remembering(seen: defaultdict[object, Any]) -> Generator[None]:
-    """Inside, torch remembers sizes in `seen`: it knows code by its place in a file alone, and takes a size for dynamic
-    that another target of that code had otherwise."""
+def _sizes_remembered_in(seen: defaultdict[object, Any]) -> Generator[None]:
+    """Inside, torch remembers the sizes that it met in `seen`. By itself it knows code by its place in a file alone:
+    a size that another model of the same class had otherwise would become dynamic.
+
+    Torch has one such memory for all threads. Its own is put back when the last call has ended, however calls of
+    several threads overlap; each of these may then remember sizes of another one, which costs a graph, no result."""
     no_files = {"automatic_dynamic_local_pgo": False, "automatic_dynamic_remote_pgo": False}
     with torch._dynamo.config.patch(no_files):
         pgo = torch._dynamo.pgo
-        before, pgo._CODE_STATE = pgo._CODE_STATE, seen
+        with _SIZES_LOCK:
+            _SIZES.append(pgo._CODE_STATE)
+            pgo._CODE_STATE = seen
         try:
             yield
         finally:
-            pgo._CODE_STATE = before
+            with _SIZES_LOCK:
+                last = _SIZES.pop()
+                pgo._CODE_STATE = last
+
+
+_SIZES_LOCK = threading.Lock()
+_SIZES: list[Any] = []
+"""What torch remembered of sizes before each call that is under way, the first one's at the bottom."""
 
 
 @contextmanager
