@@ -40,7 +40,7 @@ def phases_of(compiled: Compiled) -> list[tuple[str, float]]:
 
 
 def seconds_of(phases: Sequence[tuple[str, float]]) -> float:
-    """Of all of them."""
+    """How long all of these phases took together."""
     return sum(seconds for _, seconds in phases)
 
 

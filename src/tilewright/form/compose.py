@@ -225,8 +225,8 @@ def _places(body: Expr) -> list[Expr]:
 
 
 def _halves_read(op: Op) -> DType | None:
-    """The half type of floats that an op reads, if they are of one. A program that widens halves reads singles: of an
-    op that other ops have been put into, both factors, or what is folded, must be halves themselves."""
+    """The half type of an op whose factors, or whose folded elements, are all of that type as they are read; else None.
+    It is not enough that the inputs are halves: other ops may stand inside of this one, and widen them first."""
     assert op.expr is not None
     read = {v.dtype for v in op.inputs if v.dtype.is_half}
     folded = [x for b in op.expr.body for x in (b.args if b.op == "mul" else (b,))]

@@ -107,10 +107,11 @@ def size_bytes(v: Value, hints: SizeHints) -> int:
 
 
 def round_alike(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels, in all of which halves are rounded that one computes anew beside a stored statistic of them.
+    """The kernels, in all of which a half value is rounded as memory would round it, where one kernel folds it into a
+    result in half (a maximum, a sum) and another reads that result and computes the value anew.
 
-    With m = half(max(x)) and s = half(sum(exp(x - m))) of another kernel, exp(x - m) / s are parts of 1 only if x is
-    the same number in both."""
+    A softmax shows why: one kernel stores m = max(x) and s = sum(exp(x - m)), another computes exp(x - m) / s. These
+    add up to 1 only if both see the same x, and in registers x may have more digits."""
     makes = {v: k for k in kernels for v in k.outputs}
     anew = {v for kernel in kernels for v in _computed_anew(kernel, makes)}
     return [_rounding(kernel, anew) for kernel in kernels]
@@ -133,13 +134,13 @@ def _folded_halves(result: Value, kernel: Kernel) -> set[Value]:
     """The halves that a kernel folds on the way to one of its results, pointwise ops and views of them included."""
     producer = {v: op for op in kernel.ops for v in op.outputs}
     found: set[Value] = set()
-    todo, behind_fold = [(result, False)], set[tuple[Value, bool]]()
+    todo, seen = [(result, False)], set[tuple[Value, bool]]()
     while todo:
         v, folded = todo.pop()
         op = producer.get(v)
-        if op is None or op.expr is None or (v, folded) in behind_fold:
+        if op is None or op.expr is None or (v, folded) in seen:
             continue
-        behind_fold.add((v, folded))
+        seen.add((v, folded))
         folds = op.expr.reduction is not None
         if folded and v.dtype.is_half:
             found.add(v)

@@ -105,7 +105,8 @@ def _nesting(a: object, *, named: bool) -> object:
 
 
 def _begun(nodes: Sequence[fx.Node], start: int, period: int) -> int:
-    """Where a stretch really begins: the first step of a loop reads an input where others read what a step made."""
+    """Where a stretch begins, up to one period before `start`. The first step of a loop reads an input of the program
+    where later ones read what the step before made: by their keys its nodes differ from those of the others."""
     begin = start
     while begin > max(0, start - period) and _begins(nodes[begin - 1], nodes[begin - 1 + period]):
         begin -= 1

@@ -278,8 +278,8 @@ def _read(
 
 
 def _open(made: EqualSteps, m: int) -> None:
-    """Note that node number m is opened into arithmetic, or made of numbers alone, and so in front of the loop. Raises
-    Unlike."""
+    """Note how node number m is computed, whose numbers change and which takes no tensor in their place: opened into
+    arithmetic (see `opened`), or, if it reads numbers alone, in front of the loop for all steps. Raises Unlike."""
     nodes = [window[m] for window in made.windows]
     if any(n.target in MODES and n.target is not SET_GRADIENTS for n in made.windows[1]):
         raise Unlike(f"an argument of {nodes[1].target} differs from step to step, in a mode of its own")

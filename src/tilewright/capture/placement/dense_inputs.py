@@ -13,7 +13,8 @@ from tilewright.ir.sizes.repeats import repeats
 
 
 def without_gaps(t: Tensor) -> Tensor:
-    """A tensor as large, whose elements lie side by side: itself, or one of which nothing but the sizes counts."""
+    """An example for a trace with the sizes of `t`, whose elements lie side by side: `t` itself if its do, else a new
+    tensor that holds nothing in particular: a trace looks at no values."""
     if t.layout is not torch.strided:
         return t
     reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))

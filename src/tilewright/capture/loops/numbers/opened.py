@@ -62,12 +62,8 @@ def opening_of(nodes: Sequence[fx.Node]) -> Opening | None:
                 return None
             rules |= more
     bodies: dict[fx.Node, fx.GraphModule | None] = {}
-    for node in (
-        model,
-        nodes[0],
-        nodes[-1],
-        *nodes,
-    ):  # the ends first: a trace takes long, and there are many
+    ends_first = (model, nodes[0], nodes[-1], *nodes)  # a trace takes long, and the ends differ most
+    for node in ends_first:
         bodies[node] = _traced(node, model, rules)
         if changing_numbers((bodies[model], bodies[node])) is None:
             return None

@@ -49,7 +49,8 @@ def takes_number(node: fx.Node, place: int) -> bool:
 
 
 def takes_numbers(node: fx.Node) -> bool:
-    """Whether some of the arguments of a node may be other numbers in each step, whatever they are."""
+    """Whether a node calls a function of which `takes_number` may hold at some place. Asked of the function: the node
+    need not have numbers there."""
     return in_its_place(node) or computed_by(node) in (*FILLS, *_TENSORS) or _known(node) is not None
 
 
