@@ -8,6 +8,7 @@ ever gained by storing it: the difference from a mean in fp32 is twice the half 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -112,20 +113,25 @@ def round_alike(kernels: Sequence[Kernel]) -> list[Kernel]:
 
     A softmax shows why: one kernel stores m = max(x) and s = sum(exp(x - m)), another computes exp(x - m) / s. These
     add up to 1 only if both see the same x, and in registers x may have more digits."""
+    times = Counter(v for kernel in kernels for op in kernel.ops for v in op.outputs if v.dtype.is_half)
+    again = {v for v, count in times.items() if count > 1}
+    if not again:
+        return [*kernels]
     makes = {v: k for k in kernels for v in k.outputs}
-    anew = {v for kernel in kernels for v in _computed_anew(kernel, makes)}
+    anew = {v for kernel in kernels for v in _computed_anew(kernel, again, makes)}
     return [_rounding(kernel, anew) for kernel in kernels]
 
 
-def _computed_anew(kernel: Kernel, makes: Mapping[Value, Kernel]) -> set[Value]:
-    """The halves that a kernel makes of which it reads statistics that other kernels made."""
-    given = [v for v in kernel.inputs if v.dtype.is_half and v in makes]
-    own = {v for op in kernel.ops for v in op.outputs} if given else set[Value]()
-    return {x for v in given for x in _folded_halves(v, makes[v]) if x in own}
+def _computed_anew(kernel: Kernel, again: Collection[Value], makes: Mapping[Value, Kernel]) -> set[Value]:
+    """The halves among those that are computed `again` that a kernel makes and of which it reads statistics that other
+    kernels made."""
+    own = {v for op in kernel.ops for v in op.outputs if v in again}
+    given = [v for v in kernel.inputs if v.dtype.is_half and v in makes] if own else []
+    return own & {x for v in given for x in _folded_halves(v, makes[v])}
 
 
 def _rounding(kernel: Kernel, anew: Collection[Value]) -> Kernel:
-    found = [op for op in kernel.ops if any(v in anew for v in op.outputs)]
+    found = {op for op in kernel.ops if any(v in anew for v in op.outputs)}
     ops = tuple(_rounded(op) if op in found else op for op in kernel.ops)
     return replace(kernel, ops=ops) if found else kernel
 
