@@ -88,26 +88,48 @@ def _join(op: str, truth: bool, a: str, b: str) -> str:
 
 
 def _in_order(body: Body, s: Collapse) -> None:
-    """Merge along an axis that is not vectorised: a loop over its index."""
-    printer, unit = body.printer, body.printer.unit
-    dims = printer.places[s.parts[0].id].dims
-    count = body.blocks.registers(dims, along(s))
+    """Merge along an axis that is not vectorised: loops over its index. In blocks, each adds up its own first."""
+    count = body.blocks.registers(body.printer.places[s.parts[0].id].dims, along(s))
     u = f"u{body.axis_name(along(s))[1:]}"
     for v, part in zip(s.vars, s.parts, strict=True):
-        printer.unit = VectorUnit(
-            unit.values, unit.lane, unit.lanes, {**unit.index, along(s): "0"} if count > 1 else unit.index
-        )
-        first = printer.access(part.id)
-        printer.unit = unit
-        body.define(v, first, mutable=True)
-    if count == 1:
+        body.define(v, _part(body, s, part, "0" if count > 1 else ""), mutable=True)
+    first = min(s.block or count, count)
+    if first > 1:
+        with body.lines.block(f"for (i64 {u} = 1; {u} < {first}; {u}++)"):
+            _merge_part(body, s, u)
+    if first == count:
         return
-    with body.lines.block(f"for (i64 {u} = 1; {u} < {count}; {u}++)"):
-        outer = printer.scope
-        printer.scope = Scope(outer)
-        printer.unit = VectorUnit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): u})
-        merge(body, s)
-        printer.scope, printer.unit = outer, unit
+    w = f"w{s.vars[0].id}"
+    sums = Var(-1 - s.vars[0].id, s.vars[0].dtype, s.vars[0].axes)
+    with body.lines.block(f"for (i64 {w} = {s.block}; {w} < {count}; {w} += {s.block})"):
+        body.printer.places[sums.id] = RegisterPlace(
+            f"s{s.vars[0].id}", sums, body.blocks.dims(sums.axes), array=False
+        )
+        body.define(sums, _part(body, s, s.parts[0], w), mutable=True)
+        end = f"{w} + {s.block}" if count % s.block == 0 else f"minimum({w} + {s.block}, {count})"
+        with body.lines.block(f"for (i64 {u} = {w} + 1; {u} < {end}; {u}++)"):
+            _merge_part(body, replace(s, vars=(sums,)), u)
+        _merge_part(body, replace(s, parts=(sums,)), w)
+
+
+def _part(body: Body, s: Collapse, part: Var, index: str) -> str:
+    """The part of this unit at one place of the merged axis; everywhere the same without an index."""
+    printer, unit = body.printer, body.printer.unit
+    if index:
+        printer.unit = VectorUnit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): index})
+    found = printer.access(part.id)
+    printer.unit = unit
+    return found
+
+
+def _merge_part(body: Body, s: Collapse, index: str) -> None:
+    """Print the merge of the part at one place of the axis, in a scope of its own."""
+    printer, unit = body.printer, body.printer.unit
+    outer = printer.scope
+    printer.scope = Scope(outer)
+    printer.unit = VectorUnit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): index})
+    _merge(body, s)
+    printer.scope, printer.unit = outer, unit
 
 
 def begin(body: Body, s: Collapse) -> None:

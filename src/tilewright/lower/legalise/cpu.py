@@ -10,7 +10,6 @@ from tilewright.ir.expr import Axis, walk
 from tilewright.ir.program import (
     Branch,
     Collapse,
-    Compute,
     Declare,
     Dot,
     Load,
@@ -65,7 +64,6 @@ class _Selecting:
             if isinstance(s, Dot) and is_block(s, self.blocks.lane):
                 kernels[id(s)], start = start_from(select_micro_kernel(s, self.blocks, self.held), s, body)
                 absorbed.add(id(start))
-        computed: set[int] = set()
         found: list[Stmt] = []
         for s in body:
             match s:
@@ -78,14 +76,13 @@ class _Selecting:
                 case Dot() if id(s) in kernels:
                     found.append(replace(s, method=kernels[id(s)]))
                 case Collapse():
-                    found.append(self.merge(s, computed))
+                    found.append(self.merge(s))
                 case Loop() | Branch():
                     found.append(self.nested(s))
                 case _:
                     found.append(s)
             made = defines(s)
             self.shapes |= {v.id: self.blocks.dims(made[0].axes) for v in made}
-            computed |= {v.id for v in made if isinstance(s, Compute)}
         return tuple(found)
 
     def nested(self, s: Loop | Branch) -> Loop | Branch:
@@ -115,9 +112,9 @@ class _Selecting:
 
     # --- merges ------------------------------------------------------------
 
-    def merge(self, s: Collapse, computed: Set[int]) -> Collapse:
-        """The order of a merge. A long sum of floats adds blocks up apart where it adds what is `computed` on the way:
-        a single chain would round as often as there are values, each time by the size of the whole."""
+    def merge(self, s: Collapse) -> Collapse:
+        """The order of a merge. A long sum of floats adds blocks up apart: a single chain would round as often as there
+        are values, each time by the size of the whole."""
         (axis, *_), part, op = s.axes, s.parts[0], s.reduction.combiner
         if axis == self.blocks.lane:
             merged = MERGED_TRUTHS if s.vars[0].dtype is bool_ else MERGED_LANES
@@ -126,8 +123,8 @@ class _Selecting:
             few = registers <= CPP_TEXT.max_inline_tree_registers
             return replace(s, pairwise=across and few and op in merged)
         count = self.blocks.registers(self.blocks.dims(part.axes), axis)
-        long = count > SUM_LEVELS.max_chain and op == "add" and s.vars[0].dtype.is_float
-        return replace(s, block=_near_root(count) if long and part.id in computed else 0)
+        long = count > SUM_LEVELS.max_single_chain and op == "add" and s.vars[0].dtype.is_float
+        return replace(s, block=_near_root(count) if long else 0)
 
 
 def _turned_axis(s: Load | Store, dims: Dims, lanes: int) -> Axis | None:
