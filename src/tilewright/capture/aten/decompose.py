@@ -26,6 +26,7 @@ from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
 from .foreach import foreach_decompositions, free_number_decompositions
 from .promises import promise_decompositions
 from .registry import TABLE
+from .whole_windows import multiply_whole_windows
 
 Decompositions = dict[OperatorBase, Callable[..., object]]
 
@@ -77,6 +78,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.detach_.default: _itself,
         torch.ops.aten._neg_view.default: torch.neg,
+        torch.ops.aten.convolution.default: multiply_whole_windows,
     }
     lists = foreach_decompositions() | free_number_decompositions()
     return dict(table.items()) | promise_decompositions() | lists | ours
