@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from tests.capture.loops.part_loops import agrees, fewer
 from torch import Tensor
+from torch._ops import OpOverload
+
+from tilewright.capture.loops.numbers.openings import rule_of
 
 __all__ = ["fewer"]
 STEPS = 9
@@ -158,3 +161,13 @@ def test_a_softplus_of_a_beta_of_0_has_the_gradient_of_the_op() -> None:
 
     x = torch.tensor([[0.0, 1, 2], [0.5, -1, 3]])
     agrees(run, torch.zeros(2, 3), x, count=0)
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.std.correction, torch.ops.aten.var.correction])
+def test_a_spread_is_rounded_once_as_torch_s_is(op: OpOverload) -> None:
+    rule = rule_of(op)
+    assert rule is not None
+    for _ in range(50):
+        x = torch.randn(6, 6) * 10
+        exact = op(x.double(), correction=0.3).float()
+        torch.testing.assert_close(rule(x, correction=0.3), exact, rtol=0, atol=0)

@@ -32,15 +32,28 @@ def _variance(
     count = 1
     for d in dims:
         count *= x.shape[d]
-    apart = x - x.mean(dims, keepdim=True)
+    wide = _as_summed(x)
+    apart = wide - wide.mean(dims, keepdim=True)
     divisor = max(0.0, count - (1 if correction is None else correction))
     return apart.square().sum(dims, keepdim) / divisor
+
+
+def _as_summed(x: Tensor) -> Tensor:
+    """`x` in the type in which torch sums spreads: doubles on CPUs. What is rounded in every step alike adds up over a
+    loop, so that one more rounding is seen in its gradient."""
+    return x.double() if x.device.type == "cpu" and x.is_floating_point() else x
+
+
+def _rounded_variance(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    return _variance(x, dim, correction=correction, keepdim=keepdim).to(x.dtype)
 
 
 def _deviation(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    return _variance(x, dim, correction=correction, keepdim=keepdim).sqrt()
+    return _variance(x, dim, correction=correction, keepdim=keepdim).sqrt().to(x.dtype)
 
 
 def _with_mean(
@@ -118,9 +131,9 @@ def _leaky_beside(
 
 
 OURS: dict[OpOverload, Callable[..., object]] = {
-    aten.var.correction: _variance,
+    aten.var.correction: _rounded_variance,
     aten.std.correction: _deviation,
-    aten.var_mean.correction: _with_mean(_variance),
+    aten.var_mean.correction: _with_mean(_rounded_variance),
     aten.std_mean.correction: _with_mean(_deviation),
     aten._cdist_forward.default: _distances,
     aten._cdist_backward.default: _distances_backward,
