@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -353,13 +354,18 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
         raise BuildError(f"the C++ compiler does not start: {error}", phase="build") from error
 
 
+INTERRUPTED = "compile again: what was built until then is kept"
+
+
 def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for all; raise `KernelRefused` for the first that failed, `BuildError` where time ran out, and leave none
-    behind."""
+    """Wait for all; raise `KernelRefused` for the first that failed, `BuildError` where time ran out or somebody
+    interrupted it, and leave none behind."""
     deadline = time.monotonic() + BUILD_LIMITS.max_cpp_seconds
     try:
         for process in running:
             output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            if process.returncode == -signal.SIGINT:  # Ctrl-C reaches compilers, too; no kernel is to blame
+                raise BuildError("the C++ compiler was interrupted", phase="build", hint=INTERRUPTED)
             if process.returncode != 0:
                 text = first_errors(output.decode(errors="replace")) or f"exit status {process.returncode}"
                 raise KernelRefused(f"the C++ compiler failed: {text}")
