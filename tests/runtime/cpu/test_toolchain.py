@@ -16,7 +16,7 @@ from tests.lighter import RUN_COMPILER
 from tests.runtime.child_process import script
 
 from tilewright.emit.source import Source
-from tilewright.errors import BuildError, CompilerMissing
+from tilewright.errors import BuildError, CompilerMissing, KernelRefused
 from tilewright.options import Options
 from tilewright.runtime.cpu import toolchain
 from tilewright.runtime.store.cache import ContentStore
@@ -274,6 +274,13 @@ def test_compiler_that_dies(store: ContentStore, tmp_path: Path) -> None:
     program = 'case "$1" in --version) echo dying;; *) kill -11 $$;; esac'
     with pytest.raises(BuildError, match="exit status"):
         toolchain.build_texts([ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
+
+
+def test_compiler_that_is_interrupted(store: ContentStore, tmp_path: Path) -> None:
+    program = 'case "$1" in --version) echo stopped;; *) kill -2 $$;; esac'
+    with pytest.raises(BuildError, match="was interrupted") as caught:
+        toolchain.build_texts([ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
+    assert not isinstance(caught.value, KernelRefused), "no kernel is to blame"
 
 
 def test_first_errors() -> None:

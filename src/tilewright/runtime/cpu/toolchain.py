@@ -354,9 +354,6 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
         raise BuildError(f"the C++ compiler does not start: {error}", phase="build") from error
 
 
-INTERRUPTED = "compile again: what was built until then is kept"
-
-
 def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait for all; raise `KernelRefused` for the first that failed, `BuildError` where time ran out or somebody
     interrupted it, and leave none behind."""
@@ -365,7 +362,8 @@ def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in running:
             output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode == -signal.SIGINT:  # Ctrl-C reaches compilers, too; no kernel is to blame
-                raise BuildError("the C++ compiler was interrupted", phase="build", hint=INTERRUPTED)
+                hint = "compile again: what was built until then is kept"
+                raise BuildError("the C++ compiler was interrupted", phase="build", hint=hint)
             if process.returncode != 0:
                 text = first_errors(output.decode(errors="replace")) or f"exit status {process.returncode}"
                 raise KernelRefused(f"the C++ compiler failed: {text}")
