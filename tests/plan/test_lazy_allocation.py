@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.wide_lanes import needs_wide_lanes
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -91,6 +92,7 @@ def test_inference_has_one_arena() -> None:
     assert not plan_of(made).segments[0].makes
 
 
+@needs_wide_lanes
 def test_kernels_alone_keep_no_large_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they run as if all their memory were there at the start."""
     placed = compiler.place_of

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.wide_lanes import needs_wide_lanes
 
 import tilewright
 from tilewright.errors import InputError
@@ -29,6 +30,7 @@ def facts_of(compiled: tilewright.CompiledModel) -> ReportFacts:
     return report_facts("model", reported(compiled.compilations, compiled.signature))
 
 
+@needs_wide_lanes
 def test_steps_are_kernels_and_calls_in_order(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     assert [s.how for s in graph.steps] == ["generated", "choice", "generated"]
@@ -43,6 +45,7 @@ def test_steps_are_kernels_and_calls_in_order(compiled: tilewright.CompiledModel
     assert graph.coverage == str(compiled.coverage) and "partition" in [p.name for p in graph.phases]
 
 
+@needs_wide_lanes
 def test_edges_join_steps_and_the_caller(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     between = {(e.start, e.end): e for e in graph.edges}
@@ -53,6 +56,7 @@ def test_edges_join_steps_and_the_caller(compiled: tilewright.CompiledModel) -> 
     assert {x.name for x in graph.levels} >= {"DEVICE", "REGISTER"}
 
 
+@needs_wide_lanes
 def test_memory_rises_and_falls(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     size = 4 * 80 * 80

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.wide_lanes import needs_wide_lanes
 from torch import Tensor
 
 from tilewright.analysis.writes import successors
@@ -59,6 +60,7 @@ def twice(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.softmax(torch.softmax(a @ b, -1) @ c, -1) @ c
 
 
+@needs_wide_lanes
 @pytest.mark.parametrize(("program", "spared"), [(weighed, 1), (twice, 2)])
 def test_a_pass_over_a_product_takes_no_memory(program: Program, spared: int) -> None:
     made = state_of(program)
@@ -95,6 +97,7 @@ def of_an_input(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.softmax(a, -1) @ c
 
 
+@needs_wide_lanes
 @pytest.mark.parametrize("program", [read_later, given_back, returned, wider, turned, of_an_input])
 def test_what_is_needed_stays(program: Program) -> None:
     made = state_of(program)
