@@ -9,6 +9,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,10 @@ from hypothesis import HealthCheck, settings
 from tests import lighter
 from tests.long_tests import long_tests
 from tilewright.pipeline.phases import check_phases
+from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.stats import STATS
+from tilewright.schedule.cpu import cost
+from tilewright.schedule.cpu.vectors import vector_lanes
 
 # Torch makes every graph that it captures up as text for whoever listens to this logger, and pytest listens to all that
 # do not propagate: a fifth of what capturing takes.
@@ -31,6 +35,8 @@ lighter.lighten_torch()
 lighter.lighten_disks()
 
 GOLDENS = Path(__file__).parent / "golden"
+
+WIDE_VECTOR_LANES = 16
 
 MODULES = 40
 """After so many, what was set aside is looked at again."""
@@ -166,3 +172,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(f"golden {name} differs:\n" + "\n".join(lines))
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def costs_of_wide_vectors() -> Iterator[None]:
+    """Kernels are priced as on vectors of 512 bits, whatever this machine has. With half as many lanes an exponential
+    costs twice as much, and the model rather stores one than computes it again: a softmax may be two kernels."""
+    rate = WIDE_VECTOR_LANES / vector_lanes(host_target())
+    wide = replace(cost.CPU_COST, instructions_per_second=rate * cost.CPU_COST.instructions_per_second)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "CPU_COST", wide)
+        yield

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.model_fit import Pair, fit, on_cpu, programs, recorded_pairs, spearman
-from tests.support.wide_lanes import needs_wide_lanes
 
 from benchmarks import model_fit
 from tilewright.target import preset
@@ -37,7 +36,7 @@ def test_the_floor_of_a_launch_is_fitted() -> None:
     assert fit(pairs((1.0, 2.0)), 1.0)["median_error"] == 0.5
 
 
-@needs_wide_lanes
+@pytest.mark.usefixtures("costs_of_wide_vectors")
 def test_kernels_are_timed_on_a_cpu() -> None:
     kind, name, run, inputs = next(programs(torch.device("cpu")))
     (pair,) = on_cpu(kind, name, run, inputs)

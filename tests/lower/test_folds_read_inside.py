@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.support.wide_lanes import needs_wide_lanes
 from torch import Tensor
 
 import tilewright
@@ -46,7 +45,7 @@ def test_what_is_read_inside_is_whole(name: str, shape: tuple[int, ...]) -> None
     torch.testing.assert_close(tilewright.compile(program, (x, c))(x, c), program(x, c), rtol=1e-4, atol=1e-4)
 
 
-@needs_wide_lanes
+@pytest.mark.usefixtures("costs_of_wide_vectors")
 def test_sums_of_columns_are_not_computed_for_each_row() -> None:
     """Rows and columns have no common order of loops: one kernel would compute one of them again and again."""
     torch._dynamo.reset()

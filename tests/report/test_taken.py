@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.wide_lanes import needs_wide_lanes
 
 import tilewright
 from tilewright.errors import InputError
@@ -20,8 +19,9 @@ def two_kernels(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.mm(torch.softmax(x * y, -1), y).relu() + x[:, :1]
 
 
-@pytest.fixture(scope="module")
-def compiled() -> tilewright.CompiledModel:
+@pytest.fixture
+def compiled(costs_of_wide_vectors: None) -> tilewright.CompiledModel:
+    del costs_of_wide_vectors
     x = torch.randn(80, 80)
     return tilewright.compile(two_kernels, (x, x + 1))
 
@@ -30,7 +30,6 @@ def facts_of(compiled: tilewright.CompiledModel) -> ReportFacts:
     return report_facts("model", reported(compiled.compilations, compiled.signature))
 
 
-@needs_wide_lanes
 def test_steps_are_kernels_and_calls_in_order(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     assert [s.how for s in graph.steps] == ["generated", "choice", "generated"]
@@ -45,7 +44,6 @@ def test_steps_are_kernels_and_calls_in_order(compiled: tilewright.CompiledModel
     assert graph.coverage == str(compiled.coverage) and "partition" in [p.name for p in graph.phases]
 
 
-@needs_wide_lanes
 def test_edges_join_steps_and_the_caller(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     between = {(e.start, e.end): e for e in graph.edges}
@@ -56,7 +54,6 @@ def test_edges_join_steps_and_the_caller(compiled: tilewright.CompiledModel) -> 
     assert {x.name for x in graph.levels} >= {"DEVICE", "REGISTER"}
 
 
-@needs_wide_lanes
 def test_memory_rises_and_falls(compiled: tilewright.CompiledModel) -> None:
     (graph,) = facts_of(compiled).graphs
     size = 4 * 80 * 80

@@ -304,3 +304,19 @@ __all__ = [
     "size",
     "softmax",
 ]
+
+
+def column_merge(reduction: Reduction, count: int, *, computed: bool) -> TileProgram:
+    """y[c] = x[0, c] merged with x[1, c], ... of `count` rows in one block, or with what is `computed` of them (-x)."""
+    k, c, var = Axis("k", integer(count)), Axis("c", integer(16)), Vars()
+    dtype = reduction.state[0]
+    x, y = Buffer("x", dtype, integer(count * 16)), Buffer("y", dtype, integer(16))
+    v, w, total = var(dtype, k, c), var(dtype, k, c), var(dtype, c)
+    body: tuple[Stmt, ...] = (
+        Load(v, x, dims.add(dims.mul(axis(k), integer(16)), axis(c))),
+        Compute(w, call("neg", value_of(v))),
+        Collapse((total,), (w if computed else v,), reduction, (k,)),
+        Store(y, axis(c), value_of(total), (c,)),
+    )
+    inner = Loop(k, dims.ZERO, k.extent, count, body)
+    return TileProgram((x, y), (), (Loop(c, dims.ZERO, c.extent, 16, (inner,)),), lane=c)

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from tests.support.corpus import CASES
 from tests.support.library_calls import captured, fast
 from tests.support.one_kernel import capture
-from tests.support.wide_lanes import needs_wide_lanes
 from tests.tilegraph.covers import case, covered, reported, result, scheduled
 from torch import Tensor, nn
 
@@ -149,7 +148,7 @@ def test_a_kernel_of_another_graph_is_refused() -> None:
 # --- the command line ------------------------------------------------------------------
 
 
-@needs_wide_lanes
+@pytest.mark.usefixtures("costs_of_wide_vectors")
 def test_explain_tells_levels_and_bytes(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(str(tmp_path))
     with open("levels_net.py", "w", encoding="utf-8") as file:

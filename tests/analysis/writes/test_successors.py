@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.wide_lanes import needs_wide_lanes
 from torch import Tensor
 
 from tilewright.analysis.writes import successors
@@ -48,7 +47,8 @@ def state_of(program: Program) -> State:
     fast = torch.compile(program, backend="tilewright", options={"contractions": "library"})
     with check_phases(lambda name, state: found.append(state) if name == "plan" else None):
         for given in (operands(), operands()):
-            torch.testing.assert_close(fast(*given), program(*given))
+            # What is computed in floats is no more exact where it ends in doubles.
+            torch.testing.assert_close(fast(*given), program(*given), rtol=1.3e-6, atol=1e-5)
     return found[-1]
 
 
@@ -60,7 +60,7 @@ def twice(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.softmax(torch.softmax(a @ b, -1) @ c, -1) @ c
 
 
-@needs_wide_lanes
+@pytest.mark.usefixtures("costs_of_wide_vectors")
 @pytest.mark.parametrize(("program", "spared"), [(weighed, 1), (twice, 2)])
 def test_a_pass_over_a_product_takes_no_memory(program: Program, spared: int) -> None:
     made = state_of(program)
@@ -97,7 +97,7 @@ def of_an_input(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.softmax(a, -1) @ c
 
 
-@needs_wide_lanes
+@pytest.mark.usefixtures("costs_of_wide_vectors")
 @pytest.mark.parametrize("program", [read_later, given_back, returned, wider, turned, of_an_input])
 def test_what_is_needed_stays(program: Program) -> None:
     made = state_of(program)

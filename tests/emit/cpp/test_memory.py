@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.emit.cpp.memory_programs import NM, matmul, row_and_column, scan, transpose
 from tests.support.cpp_harness import build, same_as_interpreter
-from tests.support.tile_programs import M, N, Vars, peeled, row_sum, size
+from tests.support.tile_programs import M, N, Vars, column_merge, peeled, row_sum, size
 
 from tilewright.ir.dtype import DType, bool_, f16, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, integer, where
@@ -200,6 +200,16 @@ def test_scans_and_blocks_of_two_axes(tmp_path: Path) -> None:
             for b in program.params[:-1]:
                 given.append(np.random.standard_normal(dims.evaluate(b.size, sizes)).astype(np.float32))
             same_as_interpreter(unit, k, program, [*given, None], sizes)
+
+
+def test_sums_in_blocks_miss_no_row(tmp_path: Path) -> None:
+    """Also of numbers that no block divides; every row weighs otherwise."""
+    counts = (1, 4, 5, 6, 7, 8, 16, 17, 23, 64)
+    programs = [column_merge(sum_(f32), n, computed=computed) for computed in (False, True) for n in counts]
+    unit = build(tmp_path, programs)
+    for number, (program, rows) in enumerate(zip(programs, 2 * counts, strict=True)):
+        x = (2.0 ** (np.arange(rows) % 20)).repeat(16).astype(np.float32)
+        same_as_interpreter(unit, number, program, [x, None], rtol=0, atol=0)
 
 
 def branches() -> TileProgram:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.tile_programs import Vars, row_sum, scaled_product
+from tests.support.tile_programs import Vars, column_merge, row_sum, scaled_product
 
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import f16, f32, i32
@@ -213,18 +213,7 @@ def test_exact_numbers_are_taken_one_by_one() -> None:
 
 def merged(reduction: Reduction, count: int, *, computed: bool = True) -> Collapse:
     """The merge of `count` elements of each lane, as it is selected."""
-    k, c, var = Axis("k", integer(count)), Axis("c", integer(16)), Vars()
-    dtype = reduction.state[0]
-    x, y = Buffer("x", dtype, integer(count * 16)), Buffer("y", dtype, integer(16))
-    v, w, total = var(dtype, k, c), var(dtype, k, c), var(dtype, c)
-    body: tuple[Stmt, ...] = (
-        Load(v, x, dims.add(dims.mul(axis(k), integer(16)), axis(c))),
-        Compute(w, call("neg", value_of(v))),
-        Collapse((total,), (w if computed else v,), reduction, (k,)),
-        Store(y, axis(c), value_of(total), (c,)),
-    )
-    inner = Loop(k, dims.ZERO, k.extent, count, body)
-    program = TileProgram((x, y), (), (Loop(c, dims.ZERO, c.extent, 16, (inner,)),), lane=c)
+    program = column_merge(reduction, count, computed=computed)
     legal = legalise_for_cpu(program, WIDE)
     given = [np.arange(count * 16) % 7, None]
     for have, want in zip(run_program(legal, given), run_program(program, given), strict=True):
