@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
+from tilewright.ir.expr import symbol
+from tilewright.ir.ops.strided import nested, with_elements
+from tilewright.ir.sizes import dims
 
 
 def folded(x: Tensor, w: Tensor) -> Tensor:
@@ -23,3 +27,29 @@ def test_rows_of_a_sum_of_sizes_are_views_of_their_copy() -> None:
         wanted = torch.autograd.grad(folded(x, w).square().sum(), (x, w))
         have = torch.autograd.grad(compiled(x, w).square().sum(), (x, w))
         torch.testing.assert_close(have, wanted)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_view_of_what_was_written_transposed_names_sizes_that_nobody_can_prove(dynamic: bool) -> None:
+    """Functionalised, the value is viewed back as the 4-D tensor and again as rows: its sizes are quotients."""
+
+    def doubled(x: Tensor) -> Tensor:
+        rows = x.reshape(x.shape[-1], -1)
+        rows.transpose(0, -1).add_(rows.transpose(0, -1))
+        return rows[None]
+
+    compiled = torch.compile(doubled, backend="tilewright", dynamic=dynamic)
+    with torch.no_grad():
+        for shape in ((2, 8, 33, 6), (6, 8, 35, 6)):
+            x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+            assert torch.equal(compiled(x.clone()), doubled(x.clone()))
+
+
+def test_quotients_of_sizes_are_sizes() -> None:
+    a, b, d = (symbol(name, 1) for name in "abd")
+    rows = dims.floordiv(dims.mul(a, b), d)
+    assert dims.at_least(rows, 0) and not dims.at_least(rows, 1)
+    shape = [d, dims.mul(d, rows)]
+    assert nested(*with_elements(shape, [shape[1], dims.ONE])) == [0, 1]
+    assert nested(*with_elements(shape, [dims.maximum(dims.ONE, shape[1]), dims.ONE])) == [0, 1]
+    assert nested(*with_elements(shape, [rows, dims.ONE])) is None  # rows that lie in one another

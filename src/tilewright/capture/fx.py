@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.aliasing.memory import MemoryFinder, NodeMemory, by_place
-from tilewright.capture.aten.library import collective, library_reason, library_target
+from tilewright.capture.aten.library import any_strides, collective, library_reason, library_target
 from tilewright.capture.aten.tasks import task_of
 from tilewright.capture.in_place import in_place_of, line_of
 from tilewright.capture.loops.body import loop_call
@@ -331,7 +331,9 @@ class _Importer:
         packs = isinstance(call.task, (Product, Convolution)) and call.task.dtype is f32
         takes_any = packs and call.reason in _TAKES_ANY
         if relies and not takes_any:
-            return replace(call, lies=strides, apart=bool(by_place(node)))
+            function = any_strides(call.function) if None in strides else call.function
+            assert callable(function)
+            return replace(call, function=function, lies=strides, apart=bool(by_place(node)))
         return replace(call, seen=strides)
 
     def standing_alone(self, node: fx.Node) -> bool:

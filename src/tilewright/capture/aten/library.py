@@ -44,6 +44,11 @@ def library_target(target: object) -> object:
     return _ALIASING.get(target, target)
 
 
+def any_strides(target: object) -> object:
+    """What computes the same as the op `target` of an operand that may lie otherwise than in the program."""
+    return torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
+
+
 def collective(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> str | None:
     """The group of processes among which `target` is a collective with these arguments; empty for one that waits for
     another, None for an op of this process alone."""

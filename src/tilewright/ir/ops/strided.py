@@ -74,7 +74,16 @@ def with_elements(shape: Sizes, strides: Sizes) -> tuple[list[Expr], list[Expr]]
         parts = {atom for m in linear(n) for atom in m}
         if not any(parts & set(walk(substitute(s, sizes))) for s in strides):
             anew |= sizes
-    first, second = ([substitute(e, anew) for e in part] for part in (shape, strides))
+    inward = sorted(
+        anew, key=lambda a: len(walk(a)), reverse=True
+    )  # a size that holds others is replaced before them
+
+    def renamed(e: Expr) -> Expr:
+        for a in inward:
+            e = substitute(e, {a: anew[a]})
+        return e
+
+    first, second = ([renamed(e) for e in part] for part in (shape, strides))
     return first, second
 
 

@@ -339,6 +339,8 @@ def at_least(e: Expr, bound: int) -> bool:
         return e.value >= bound
     if isinstance(e.value, Symbol):
         return e.value.low >= bound
+    if e.op == "floordiv" and at_least(e.args[1], 1):  # a // d >= n where a >= n d
+        return at_least(sub(e.args[0], mul(integer(bound), e.args[1])), 0)
     form = linear(e)
     if any(needs_bound(atom) for m in form for atom in m):
         if beyond(form):
