@@ -109,6 +109,10 @@ class UnsupportedError(TilewrightError):
     """Outside what Tilewright does: a library call under `strict`, double backward, an op with no path."""
 
 
+class SeveralGraphs(UnsupportedError):
+    """A program that torch cannot capture as one graph."""
+
+
 class BuildError(TilewrightError):
     """Generated code that did not build or load; the compiler's first lines stand in the message."""
 

@@ -24,7 +24,7 @@ import tilewright
 from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
 from tilewright.cli.checking.check import SAME, again
-from tilewright.cli.checking.reproduction import FailedCheck, written
+from tilewright.cli.checking.reproduction import FailedCheck, write_case
 from tilewright.cli.command import cli
 
 NEAR = 4.0
@@ -148,7 +148,7 @@ def test_names_in_a_reproduction_are_only_text(tmp_path: Path) -> None:
     hostile = '")\nimport os\nos.abort()\n#\'\'\'"""\u202e\\'
     bad = replace(plain, model=hostile, culprit=hostile, options=(hostile,), shapes=(hostile,))
     files = [
-        written(tmp_path / "plain.py", (plain, "int k0;")), written(tmp_path / "bad.py", (bad, hostile * 3))
+        write_case(tmp_path / "plain.py", (plain, "int k0;")), write_case(tmp_path / "bad.py", (bad, hostile * 3))
     ]  # fmt: skip
     trees = [ast.parse(f.read_bytes()) for f in files]
     kinds = [[type(n) for n in ast.walk(t) if isinstance(n, ast.stmt)] for t in trees]

@@ -23,6 +23,35 @@ def make():
     net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3))
     return net, (torch.randn(16, 6),)
 
+class Own(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+        self.kind = kind
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    def forward(self, x, y):
+        if self.kind == "optimizer":
+            self.opt.zero_grad()
+        loss = nn.functional.mse_loss(self.net(x), y)
+        if self.kind == "optimizer":
+            loss.backward()
+            self.opt.step()
+        else:
+            weights = list(self.net.parameters())
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for p, g in zip(weights, gradients):
+                    p.sub_(0.1 * g)
+        return loss.detach()
+
+def own(kind="optimizer"):
+    torch.manual_seed(0)
+    return Own(kind), (torch.randn(16, 6), torch.randn(16, 3))
+
+def written():
+    return own("written")
+
 def whole():
     return nn.Embedding(4, 3).requires_grad_(False), (torch.tensor([1, 2]),)
 """
@@ -92,3 +121,35 @@ def test_a_step_that_is_wrong_fails(wrong: str, here: Path, monkeypatch: pytest.
 def test_what_cannot_be_trained_is_refused(here: Path) -> None:
     code, facts = check("trainable:whole")
     assert code == 2 and "error" in facts
+
+
+@pytest.mark.parametrize("model", ["own", "written"])
+def test_a_step_that_writes_its_weights_is_judged_by_them(model: str, here: Path) -> None:
+    """One with an optimizer is no single graph: it is compiled in parts."""
+    code, facts = check(f"trainable:{model}")
+    outputs = facts["outputs"]
+    assert isinstance(outputs, list)
+    names = " ".join(str(o["output"]) for o in outputs)
+    assert code == 0 and facts["passed"] is True
+    expected = ["results", "parameter net.0.weight", "parameter net.2.bias"]
+    if model == "own":
+        expected += ["gradient of net.0.weight", "opt of net.2.weight: momentum_buffer"]
+    assert all(part in names for part in expected)
+
+
+def test_weights_that_a_step_leaves_wrong_fail(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bent(module: torch.nn.Module, *_: object, **__: object) -> object:
+        def run(*inputs: Tensor) -> Tensor:
+            result = module(*inputs)
+            module.get_parameter("net.2.bias").data.add_(1e-4)
+            return result
+
+        run.coverage = "none"  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+    monkeypatch.setattr(tilewright.api, "compile", bent)
+    code, facts = check("trainable:own")
+    outputs = facts["outputs"]
+    assert isinstance(outputs, list)
+    failed = [str(o["output"]) for o in outputs if not o["passed"]]
+    assert code == 4 and len(failed) == 1 and "parameter net.2.bias" in failed[0]

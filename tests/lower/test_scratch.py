@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from tests.support.normal_graph import Function
 from torch import Tensor
 
@@ -21,5 +22,20 @@ def test_a_value_behind_different_conditions_is_whole() -> None:
     inputs = torch.randn(70), torch.randn(70), torch.randn(35)
     made = tilewright.compile(Function(two_sides), inputs)(*inputs)
     exact = two_sides(*(x.double() for x in inputs))
+    for one, wanted in zip(made, exact, strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def masked_side(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One pass sums a dear value behind a mask of places, which splits its loop; another needs it everywhere."""
+    dear = F.batch_norm(x, None, None, training=True)
+    return x.norm(dim=3, keepdim=True) - dear, torch.einsum("...i,ji->...j", dear.triu(1), y)
+
+
+def test_a_value_behind_a_mask_of_places_is_whole() -> None:
+    inputs = torch.randn(1, 2, 2, 8), torch.randn(1, 8)
+    made = tilewright.compile(Function(masked_side), inputs)(*inputs)
+    exact = masked_side(*(x.double() for x in inputs))
+    assert isinstance(made, tuple)
     for one, wanted in zip(made, exact, strict=True):
         torch.testing.assert_close(one.double(), wanted, rtol=1e-5, atol=1e-5)

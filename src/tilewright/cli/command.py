@@ -36,7 +36,8 @@ class _Group(click.Group):
             text = " ".join(error.format_message().split()).rstrip(".")
             click.secho(f"error: {text}. Hint: `{path} --help`", fg="red", err=True)
             sys.exit(error.exit_code)
-        except click.Abort:
+        except click.Abort:  # outside of a verb, which keeps what it found
+            click.secho("interrupted", fg="yellow", err=True)
             sys.exit(ExitCode.INTERRUPTED)
 
 

@@ -189,6 +189,7 @@ class Lowering:
 
         def body_of_step() -> None:
             skip_hidden(self.ev, masks, lambda: self.body(loop))
+            self.complete(loop)
 
         for s in self.segments(loop, c):
             for t in targets:
@@ -266,6 +267,13 @@ class Lowering:
             return []
         inside = {x for i in loop.reached for r in i.roots for x in walk(r)}
         return [x for x in self.ev.scope.kept if x not in self.ev.scope.ready and x in inside]
+
+    def complete(self, loop: LoopPlan) -> None:
+        """Leave in scratch what a step did not need because its conditions are known: later passes ask for it under
+        others."""
+        for x in self.unwritten(loop):
+            if all(a.value in self.ev.scope.bound for a in axes_of(x)):
+                self.ev.part(x, None)
 
     def leave(self, loop: LoopPlan) -> None:
         """Put into scratch what later passes find there, where the folds of a loop take only identities."""

@@ -16,14 +16,16 @@ from tilewright.bisection import Bisection, Finding, bar, excess
 from tilewright.cli.model import Model
 from tilewright.cli.request import CommandRequest, ExitCode
 from tilewright.cli.work import compile_for, prepared, threads_of
-from tilewright.errors import InputError
+from tilewright.errors import InputError, SeveralGraphs
 from tilewright.report.records import Compiled
 from tilewright.runtime.call.model import CompiledModel
 
 from . import training
 from .departure import first_departure, peers_of, show_failure, show_peers
 from .inference import compared, results_of
-from .reproduction import CASE, FailedCheck, written
+from .parts import compile_parts, compile_whole_or_parts
+from .reproduction import CASE, FailedCheck, write_case
+from .state import TrainedState, trained_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +49,29 @@ def _trained(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) 
             "a file has no parameters to train", phase="check", hint="give package.module:function"
         )
     copied = training.in_training(model.eager)
-    state = {name: b.detach().clone() for name, b in copied.named_buffers()}
+    state, before = TrainedState.of(copied), training.cloned(trained_in(copied))
     compiled = compile_for(request, replace(model, target=copied), None)
 
-    def run() -> object:
-        with torch.no_grad():
-            for name, b in copied.named_buffers():
-                b.copy_(state[name])
+    def run() -> training.Trained:
+        state.put_back()
         torch.manual_seed(request.seed)
         return training.step(compiled, copied, inputs)
 
-    return CheckedModel(
-        compiled, run, training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs)
-    )
+    as_torch, exact = training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs)
+    try:
+        first = run()
+    except SeveralGraphs:
+        if request.dims:
+            raise
+        compiled = compile_parts(request, copied)
+        first = run()
+    written = training.written_by([as_torch, first], before)
+    return CheckedModel(compiled, lambda: run().told(written), as_torch.told(written), exact.told(written))
 
 
 def _inferred(request: CommandRequest, model: Model, inputs: tuple[Tensor, ...]) -> CheckedModel:
     """The results, and what is written: compiled, as torch runs it, and in float64."""
-    compiled = compile_for(request, model, inputs)
+    compiled = compile_whole_or_parts(request, model, inputs)
     apart = isinstance(model.target, Path | CompiledModel)
     made = compared(compiled, apart, model.eager, model.names, inputs)
     return CheckedModel(compiled, made.run, made.eager, made.exact)
@@ -106,7 +113,7 @@ def check_model(request: CommandRequest, plan: CheckPlan) -> int:
         show_peers(request, peers, workload, results_of(trial.eager), results_of(trial.exact), k)
     if found is not None:
         _show_finding(request, found)
-        place = written(Path(plan.reproduction), FailedCheck.of(request, k, backward, found))
+        place = write_case(Path(plan.reproduction), FailedCheck.of(request, k, backward, found))
         request.screen.line(f"run it again with: python {place}")
         request.screen.facts["reproduction"] = str(place)
     return ExitCode.OK if verdict.passed else ExitCode.CHECK_FAILED

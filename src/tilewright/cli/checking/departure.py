@@ -11,9 +11,11 @@ from tilewright.accuracy import compare_trees
 from tilewright.cli.model import Model
 from tilewright.cli.request import CommandRequest
 from tilewright.cli.show import Json
-from tilewright.cli.work import compile_for, threads_of
+from tilewright.cli.work import threads_of
 from tilewright.errors import InputError, WrongResult
 from tilewright.measure import PEERS, Unavailable, Workload
+
+from .parts import compile_whole_or_parts
 
 OURS = "tilewright"
 TRY = (
@@ -28,7 +30,7 @@ def first_departure(request: CommandRequest, model: Model, inputs: tuple[Tensor,
     """The first kernel or call that computes something else than it means, by holding each against its meaning."""
     held = replace(request, options=(*request.options, "verify=1"))
     try:
-        compile_for(held, model, inputs)(*(value.clone() for value in inputs))
+        compile_whole_or_parts(held, model, inputs)(*(value.clone() for value in inputs))
     except WrongResult as error:
         return str(error)
     return "no kernel or call departs by itself: errors add up, or a rewrite makes them"

@@ -6,48 +6,18 @@ and a large error of eager's would excuse any of ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tilewright import measure
 from tilewright.accuracy import in_float64
 
+from .state import Slotted, same, state_of
+
 Called = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """What a call returned, and inputs and state by name as it left them."""
-Slots = MutableMapping[str, Any]
-"""Parameters or buffers of one module by name."""
-
-
-def state_of(module: object) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
-    if not isinstance(module, nn.Module):
-        return {}
-    named = (*module.named_parameters(), *module.named_buffers())
-    return {
-        name: t.detach()
-        for name, t in named
-        if not isinstance(t, UninitializedParameter | UninitializedBuffer)
-    }
-
-
-def _slots_of(module: object) -> list[tuple[Slots, Slots]]:
-    """Where a module and its parts hold their state, each with the tensors that it holds now."""
-    parts = module.modules() if isinstance(module, nn.Module) else ()
-    slots: list[Slots] = [s for part in parts for s in (part._parameters, part._buffers)]  # pyright: ignore[reportPrivateUsage]
-    return [(one, dict(one)) for one in slots]
-
-
-def _put_back(held: Sequence[tuple[Slots, Slots]]) -> None:
-    """Let modules hold the tensors again that they held: programs assign others (`self.count = self.count + 1`)."""
-    for slots, tensors in held:
-        if slots.keys() != tensors.keys() or any(slots[name] is not t for name, t in tensors.items()):
-            slots.clear()
-            slots.update(tensors)
 
 
 class Reporting(nn.Module):
@@ -90,11 +60,11 @@ def compared(
     Inputs and state are among the results where somebody writes to them."""
     before = {**_given(names, inputs), **{name: t.clone() for name, t in state_of(eager).items()}}
     ours = compiled if apart else eager
-    held = [_slots_of(module) for module in (eager, ours)]
+    held = [Slotted.of(module) for module in (eager, ours)]
 
     def afresh() -> list[Tensor]:
-        for slots in held:
-            _put_back(slots)
+        for slotted in held:
+            slotted.put_back()
         for name, t in (*state_of(eager).items(), *state_of(ours).items()):
             if name in before and not same(t, before[name]):
                 t.copy_(before[name])
@@ -126,10 +96,3 @@ def compared(
 def results_of(tree: object) -> object:
     """The results alone."""
     return tree["results"] if isinstance(tree, dict) else tree  # pyright: ignore[reportUnknownVariableType]
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same, NaNs in the same places."""
-    if a.shape != b.shape or a.dtype is not b.dtype:
-        return False
-    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())

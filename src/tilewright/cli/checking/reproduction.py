@@ -61,7 +61,7 @@ class FailedCheck(Asked):
         return CommandRequest(**self.asked(), screen=Screen(None))
 
 
-def written(path: Path, case: tuple[FailedCheck, str]) -> Path:
+def write_case(path: Path, case: tuple[FailedCheck, str]) -> Path:
     """Write the program, every text in it as an ASCII literal. Raises InputError if the file cannot be written."""
     told, detail = case
     fields = "\n".join(f"    {name}={ascii(value)}," for name, value in asdict(told).items())

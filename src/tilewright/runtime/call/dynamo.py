@@ -26,7 +26,14 @@ from tilewright.capture.described import Signature
 from tilewright.capture.loops.recurrent import LENGTHS_IN_FILES, counts_steps
 from tilewright.capture.opaque import Runner
 from tilewright.capture.signature import signature_of_call
-from tilewright.errors import InputError, RecompileWarning, TilewrightError, UnsupportedError, warn
+from tilewright.errors import (
+    InputError,
+    RecompileWarning,
+    SeveralGraphs,
+    TilewrightError,
+    UnsupportedError,
+    warn,
+)
 from tilewright.options import Options
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver
@@ -225,7 +232,7 @@ class TracedWay(ReportsOfParts):
             except torch._dynamo.exc.Unsupported as error:
                 raised = _observed(str(error))
                 why = f"it raises {raised}" if raised else str(error).splitlines()[0]
-                refused = UnsupportedError(
+                refused = SeveralGraphs(
                     f"the program is no single graph: {why}", phase="capture", place=_user_place(str(error)),
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
                 )  # fmt: skip

@@ -147,8 +147,9 @@ class CompiledModel:
             result = self._run(args, kwargs, given, key, short)
         except TilewrightError:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever the program raises)
-            raise error.with_traceback(without_our_frames(error.__traceback__))  # noqa: B904  (the same error)
+        except Exception as error:
+            error.__traceback__ = without_our_frames(error.__traceback__)
+            raise
         return as_arrays(result) if arrays else result
 
     def _run(
