@@ -300,3 +300,21 @@ def test_buffers_are_updated_in_training() -> None:
         same(compiled(x).detach(), theirs(x).detach())
     for a, b in zip(mine.buffers(), theirs.buffers(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+SHOWN_BY_CALLS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "a part of a complex value": lambda a: (torch.view_as_complex(a), torch.view_as_complex(a).imag),
+    "a part in other bits": lambda a: (a, a.view(torch.int32)[1:]),
+    "two parts in other bits": lambda a: (a.view(torch.int32)[1:], a.view(torch.int32).view(torch.float32)),
+    "nothing of it": lambda a: (a, a.view(torch.int32)[1:].clone()),
+}
+
+
+@pytest.mark.parametrize("name", list(SHOWN_BY_CALLS))
+def test_who_writes_into_a_result_sees_it_in_what_calls_show_of_it(name: str) -> None:
+    got, wanted, *_ = both(lambda x: SHOWN_BY_CALLS[name](x * 2), torch.randn(4, 6, 2))
+    same(got, wanted)
+    for first, _ in (cast(tuple[Tensor, Tensor], got), cast(tuple[Tensor, Tensor], wanted)):
+        first.zero_()
+    same(got, wanted)
+    assert not tilewright.stats().fallbacks

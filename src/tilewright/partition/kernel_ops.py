@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from tilewright.analysis.size_hints import SizeHints
+from tilewright.analysis.writes.law import reused_operand
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, ViewStep
@@ -107,7 +108,17 @@ class GraphParts:
         return stored > elements or (stored == elements and any(op.call is not None for op in around))
 
     def _held(self) -> set[Value]:
-        return self.kept_values.union(v for v in self.graph.inputs if isinstance(v, Value))
+        """What is given or returned, and what calls show of its memory, as other bits or as parts of complex values."""
+        held = self.kept_values.union(v for v in self.graph.inputs if isinstance(v, Value))
+        shown = {op.output: of for op in self.graph.ops if (of := _shown_by_call(op)) is not None}
+        for v in self.kept_values & shown.keys():
+            while v in shown:
+                v = shown[v]
+                held.add(v)
+        for v, of in shown.items():
+            if of in held:
+                held.add(v)
+        return held
 
     def _is_read_by_kernels(self, v: Value) -> bool:
         return any(r.call is None for r in self.consumers.get(v, ()))
@@ -164,6 +175,12 @@ def _reads_strided(reader: Op, v: Value) -> bool:
     if call is None or call.part is not None:
         return False
     return call.line is None or reader.inputs[call.line.source] is not v
+
+
+def _shown_by_call(op: Op) -> Value | None:
+    """The operand whose memory the one result of a call is."""
+    at = reused_operand(op.call) if op.call is not None and len(op.outputs) == 1 else None
+    return op.inputs[at] if at is not None and 0 <= at < len(op.inputs) else None
 
 
 def _is_view(op: Op) -> bool:
