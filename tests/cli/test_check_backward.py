@@ -123,6 +123,7 @@ def test_what_cannot_be_trained_is_refused(here: Path) -> None:
     assert code == 2 and "error" in facts
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch, where it breaks a graph
 @pytest.mark.parametrize("model", ["own", "written"])
 def test_a_step_that_writes_its_weights_is_judged_by_them(model: str, here: Path) -> None:
     """One with an optimizer is no single graph: it is compiled in parts."""
