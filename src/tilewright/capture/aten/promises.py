@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, suggest_memory_format
+from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
@@ -25,15 +25,7 @@ aten = torch.ops.aten
 def promise_decompositions() -> dict[OpOverload, Callable[..., object]]:
     """For AOTAutograd's table. Each leaves the op alone where the promise holds, and so on other devices."""
     norms = {op: _row_major_norm(op) for op in _NORMS}
-    iterated = {op: _as_iterated(op) for op in _ITERATED}
-    powers = {aten.pow.Scalar: _power}
-    return {
-        aten.roll.default: _roll,
-        aten._embedding_bag.default: _embedding_bag,
-        **norms,
-        **iterated,
-        **powers,
-    }
+    return {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, **norms}
 
 
 _NORMS = (
@@ -42,39 +34,6 @@ _NORMS = (
     aten._batch_norm_with_update_functional.default,
     aten.native_batch_norm.default,
 )
-
-
-_ITERATED = (
-    *(aten.copysign.Tensor, aten.heaviside.default, aten.xlogy.Tensor, aten.special_xlog1py.default),
-    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
-    *(aten.logaddexp.default, aten.logaddexp2.default),
-)
-
-
-def _as_iterated(op: OpOverload) -> Callable[..., object]:
-    """The fake kernel's result is row-major, the real one's lies as operands do, as of any pointwise op: so take the
-    op of the row-major tensors of which these are views."""
-
-    def decomposed(a: Tensor, b: Tensor) -> object:
-        if not all(x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b)):
-            return NotImplemented
-        wide = torch.broadcast_tensors(a, b)
-        order, _ = compute_elementwise_output_logical_to_physical_perm(*wide)
-        turned = [x.permute(order) for x in wide]
-        odd = [not x.is_contiguous() and 0 not in x.stride() for x in turned]
-        if order == sorted(order) and not any(odd):
-            return NotImplemented
-        back = [order.index(d) for d in range(len(order))]
-        return op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True))).permute(back)
-
-    return decomposed
-
-
-def _power(base: complex, x: Tensor) -> object:
-    """The fake kernel's result lies as its operand, the real one's is row-major."""
-    if x.layout is not torch.strided or free_unbacked_symbols(x) or x.is_contiguous():
-        return NotImplemented
-    return aten.pow.Scalar(base, x.contiguous())
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
