@@ -52,6 +52,15 @@ def own(kind="optimizer"):
 def written():
     return own("written")
 
+class Broken(nn.Module):
+    def forward(self, x):
+        y = x.exp()
+        torch._dynamo.graph_break()
+        return (y - x).sum(1)
+
+def broken():
+    return Broken(), (torch.randn(16, 6),)
+
 def whole():
     return nn.Embedding(4, 3).requires_grad_(False), (torch.tensor([1, 2]),)
 """
@@ -78,8 +87,8 @@ class Bent(torch.autograd.Function):
         return gradients[0] * 1.001
 
 
-def check(*words: str) -> tuple[int, dict[str, object]]:
-    result = CliRunner().invoke(cli, ["check", *words, "--backward", "--json", "-"], catch_exceptions=False)
+def check(*words: str, how: str = "--backward") -> tuple[int, dict[str, object]]:
+    result = CliRunner().invoke(cli, ["check", *words, how, "--json", "-"], catch_exceptions=False)
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -154,3 +163,14 @@ def test_weights_that_a_step_leaves_wrong_fail(here: Path, monkeypatch: pytest.M
     assert isinstance(outputs, list)
     failed = [str(o["output"]) for o in outputs if not o["passed"]]
     assert code == 4 and len(failed) == 1 and "parameter net.2.bias" in failed[0]
+
+
+def test_results_of_several_graphs_are_judged(here: Path) -> None:
+    code, facts = check("trainable:broken", how="-q")
+    assert code == 0 and facts["passed"] is True and "2 graphs" in str(facts["coverage"])
+
+
+def test_parts_take_no_dims(here: Path) -> None:
+    code, facts = check("trainable:broken", "--dim", "x:0=batch", how="-q")
+    error = facts["error"]
+    assert code == 3 and isinstance(error, dict) and error["type"] == "SeveralGraphs"

@@ -179,7 +179,9 @@ def tune_(request: CommandRequest, budget: str, output: str) -> int:
 @click.option(
     "-k", type=click.FloatRange(0.0), help="Errors allowed, in units of eager's own. [default: 2; half 3]"
 )
-@click.option("--backward", is_flag=True, help="A training step: its loss, gradients and buffers.")
+@click.option(
+    "--backward", is_flag=True, help="A training step: its loss, gradients, buffers and whatever it writes."
+)
 @click.option("--bisect", is_flag=True, help="Find the kernel, call or rewrite that makes it wrong.")
 @click.option(
     "--reproduction", default="wrong.py", show_default=True, metavar="FILE", help="Written by --bisect."

@@ -74,9 +74,8 @@ def with_elements(shape: Sizes, strides: Sizes) -> tuple[list[Expr], list[Expr]]
         parts = {atom for m in linear(n) for atom in m}
         if not any(parts & set(walk(substitute(s, sizes))) for s in strides):
             anew |= sizes
-    inward = sorted(
-        anew, key=lambda a: len(walk(a)), reverse=True
-    )  # a size that holds others is replaced before them
+    # A size that holds others is replaced before them.
+    inward = sorted(anew, key=lambda a: len(walk(a)), reverse=True)
 
     def renamed(e: Expr) -> Expr:
         for a in inward:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .around.user_frames import without_our_frames
 from .model import CompiledModel, TargetWay
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -49,7 +50,11 @@ class CompiledModule(CompiledModel, nn.Module):
     def __call__(self, *args: object, **kwargs: Any) -> object:
         """Run, with the hooks that were set here. Raises InputError for inputs that do not fit, and what the module
         raises."""
-        return self._entry(*args, **kwargs)
+        try:
+            return self._entry(*args, **kwargs)
+        except Exception as error:
+            error.__traceback__ = without_our_frames(error.__traceback__)
+            raise
 
     def forward(self, *args: object, **kwargs: Any) -> object:
         """Run without hooks."""
