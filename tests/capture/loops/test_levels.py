@@ -89,7 +89,7 @@ def test_what_is_drawn_and_written_is_eager_s() -> None:
 def test_other_sizes_are_other_sizes() -> None:
     """What a trace learns of a size is asked of each call."""
     fast = torch.compile(PROGRAMS["of each row"][1], backend="tilewright", dynamic=True)
-    for rows in (3, 5, 7):
+    for rows in (4, 5, 7):
         h, y = torch.randn(rows, 3), torch.randn(3, 3) / 2
         torch.testing.assert_close(fast(h, y), PROGRAMS["of each row"][1](h, y), rtol=2e-5, atol=2e-6)
     assert loops() == 2
