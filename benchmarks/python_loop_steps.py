@@ -3,9 +3,10 @@ changes by step in each, and what steps write.
 
     python -m benchmarks.python_loop_steps [--steps 70] [--only NAME] [--json FILE]
 
-Each in inference and in training: whether all graphs hold a loop, else why not as the compiler says it; whether
-results and gradients are right (in doubles at most four times as far off as eager, or a few units of single
-precision); the seconds of the first call by the wall, and of this process's own work (other compilers' not counted).
+Each in inference and in training: whether all graphs hold a loop (or two, where the program takes gradients itself),
+else why not as the compiler says it; whether results and gradients are right (in doubles at most four times as far off
+as eager, or a few units of single precision); the seconds of the first call by the wall, and of this process's own work
+(other compilers' not counted).
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ STEPS: dict[str, Step] = {
     )[0],
     "smooth_l1_loss(beta)": lambda h, y, k, s: torch.sin(h + F.smooth_l1_loss(h, y, beta=s)),
     "softplus(beta)": lambda h, y, k, s: F.softplus(torch.sin(h + y), s),
+    "softplus(beta of either sign)": lambda h, y, k, s: F.softplus(torch.sin(h + y), s - 0.51),
     "softplus(threshold)": lambda h, y, k, s: F.softplus(torch.sin(h + y), 1.0, s),
     "softshrink": lambda h, y, k, s: F.softshrink(torch.sin(h + y), s / 10),
     "std(correction)": lambda h, y, k, s: torch.sin(h + y) + torch.std(y, 1, correction=s, keepdim=True),
@@ -159,12 +161,51 @@ def cache(steps: int, *, whole: bool) -> Program:
     return program
 
 
+def cell_under_autocast(steps: int) -> Program:
+    """An op that is made of others, in half types."""
+
+    def program(h: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=h.dtype == torch.float32):
+            for _ in range(steps):
+                h = torch.rnn_tanh_cell(y, h, y, y, y[0], y[1])
+        return h.to(y.dtype)
+
+    return program
+
+
+def within_functions(steps: int) -> dict[str, Program]:
+    """Steps in functions of torch's that take functions, and steps that call them."""
+
+    def whole(h: Tensor, y: Tensor) -> Tensor:
+        for _ in range(steps):
+            h = torch.tanh(h @ y + h / 2)
+        return h
+
+    def total(h: Tensor, y: Tensor) -> Tensor:
+        return whole(h, y).sum()
+
+    def descended(h: Tensor, y: Tensor) -> Tensor:
+        for _ in range(steps):
+            h = h - 0.1 * torch.func.grad(lambda h: torch.cos(h @ y).sum())(h)
+        return h
+
+    return {
+        "in torch.func.grad": torch.func.grad(total),
+        "in vmap(grad)": torch.func.vmap(torch.func.grad(total), in_dims=(0, None)),
+        "in vmap": torch.func.vmap(whole, in_dims=(0, None)),
+        "in jvp": lambda h, y: torch.func.jvp(lambda h: whole(h, y), (h,), (y,))[1],
+        "steps of torch.func.grad": descended,
+    }
+
+
 def programs(steps: int) -> dict[str, Program]:
     """All of them."""
     return {name: in_steps(step, steps) for name, step in STEPS.items()} | {
         "batch norm, statistics shared": shared_batch_norm(steps),
         "cache, all of it read": cache(steps, whole=True),
         "cache, read so far (sizes grow)": cache(steps, whole=False),
+        "a cell under autocast": cell_under_autocast(steps),
+        **within_functions(steps),
     }
 
 
@@ -225,7 +266,7 @@ def run_case(program: Program, *, train: bool) -> Facts:
     wrong, usual = distance(made, exact), distance(eager, exact)
     kept = tilewright.compilations()
     loops = [sum(c.name == "loop" for c in m.calls) for m in kept]
-    found: Facts = {"one_loop": all(n == 1 for n in loops), "right": wrong <= max(4 * usual, UNITS)}
+    found: Facts = {"one_loop": all(0 < n < 3 for n in loops), "right": wrong <= max(4 * usual, UNITS)}
     found |= {key: round(value, 2) for key, value in took.items()} | {"error": wrong, "eager_error": usual}
     return found if found["one_loop"] else found | {"why": [*dict.fromkeys(said.lines)][:2]}
 

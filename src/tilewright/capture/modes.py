@@ -99,6 +99,22 @@ def kept_modes() -> Generator[None]:
                 torch.autocast_decrement_nesting()
 
 
+@contextmanager
+def composites_cast() -> Generator[None]:
+    """What is computed inside is cast as elsewhere. Torch takes ops apart that are made of others (`rnn_tanh_cell`,
+    `einsum`) where autograd would be; in the body of a scan autograd is past, and they would be taken apart behind
+    where their parts are cast."""
+    past = torch._C._dispatch_tls_local_exclude_set()
+    autograd = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    if not casts or not past.has(torch._C.DispatchKey.AutogradFunctionality):
+        yield
+        return
+    entered = torch._C._dispatch_tls_local_include_set()
+    with torch.no_grad(), torch._C._ForceDispatchKeyGuard(entered, past - autograd):
+        yield
+
+
 def _autocast_depth() -> int:
     """How many regions of autocast this is in."""
     torch.autocast_increment_nesting()

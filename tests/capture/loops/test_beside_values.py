@@ -83,26 +83,6 @@ def test_parts_that_are_read_by_their_place_in_memory() -> None:
     agrees(steps, x.transpose(0, 1).contiguous(), w, h, count=0)
 
 
-def derivative_of_steps(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
-    def whole(h: Tensor) -> Tensor:
-        for t in range(STEPS):
-            h = torch.tanh(x[t] + h @ w)
-        return h.sum()
-
-    return torch.func.grad(whole)(h)
-
-
-def steps_of_derivatives(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
-    for t in range(STEPS):
-        h = h - 0.1 * torch.func.grad(lambda h, t=t: torch.cos(x[t] + h @ w).sum())(h)
-    return h
-
-
-@pytest.mark.parametrize("run", [derivative_of_steps, steps_of_derivatives])
-def test_functions_that_take_functions(run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-    agrees(run, *operands(), count=0, trains=False)
-
-
 def test_ops_that_may_raise_do() -> None:
     def steps(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
         for t in range(STEPS):

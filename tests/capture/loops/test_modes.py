@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -44,6 +44,30 @@ def test_steps_that_begin_in_a_mode_of_their_own() -> None:
         found.append([made.detach(), *torch.autograd.grad(made.sum(), given)])
     close(found[0], found[1])
     assert loops() == 2
+
+
+MADE_OF_OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a cell": lambda h, w: torch.rnn_tanh_cell(w, h, w, w, b_ih=w[0], b_hh=w[1]),
+    "a sum of products": lambda h, w: torch.tanh(torch.einsum("ij,jk->ik", h, w)),
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", MADE_OF_OTHERS)
+def test_what_is_made_of_other_ops_is_cast_as_outside(name: str, *, train: bool) -> None:
+    """In the body of a scan torch took them apart behind the casts of autocast."""
+
+    def run(h: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(STEPS):
+                h = MADE_OF_OTHERS[name](h, w)
+        return h
+
+    h, w = torch.randn(4, 4), (torch.randn(4, 4) / 3).requires_grad_(train)
+    have, want = torch.compile(run, backend="tilewright", fullgraph=True)(h, w), run(h, w)
+    torch.testing.assert_close(have, want, rtol=3e-2, atol=3e-2)
+    assert have.dtype == torch.bfloat16
+    assert loops() >= 1
 
 
 def test_a_discounted_sum_keeps_its_type() -> None:

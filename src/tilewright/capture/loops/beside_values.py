@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Sequence
 
 from torch import fx
 
+from .spelling.flat import ENTER, LEAVE
 from .unrolled import Unlike
 
 _BY_PLACE = frozenset({"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
@@ -16,15 +17,12 @@ _BY_PLACE = frozenset({"as_strided", "as_strided_", "as_strided_copy", "as_strid
 _HOOK = "register_hook"
 """The name of what calls a function with the gradient of a value."""
 
-_ENTER, _LEAVE = "_increment_nesting", "_decrement_nesting"
-"""How names end of what begins and ends a level of functions that take functions."""
-
 
 def check_beside(nodes: Sequence[fx.Node], begin: int, end: int) -> None:
     """Raise Unlike if the steps between these numbers of `nodes` do more than make values of values, or if something
     does with what they make."""
     steps = {*nodes[begin:end]}
-    if _depth(nodes[:begin]) or any(_name(n).endswith((_ENTER, _LEAVE)) for n in steps):
+    if _depth(nodes[:begin]) or any(_name(n).endswith((ENTER, LEAVE)) for n in steps):
         raise Unlike("a function of torch's that takes functions is at work")
     if any(name in _BY_PLACE for n in steps for name in _names(n)):
         raise Unlike("a step reads memory by its places")
@@ -39,7 +37,7 @@ def _reads(node: fx.Node, others: Container[fx.Node]) -> bool:
 
 def _depth(nodes: Sequence[fx.Node]) -> int:
     """How many levels are open behind these nodes."""
-    return sum(_name(n).endswith(_ENTER) - _name(n).endswith(_LEAVE) for n in nodes)
+    return sum(_name(n).endswith(ENTER) - _name(n).endswith(LEAVE) for n in nodes)
 
 
 def _names(node: fx.Node) -> Iterator[str]:

@@ -41,6 +41,7 @@ from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .scanned import CHECKPOINTS, Scan, ScannedLoop, replace_by_scan, tensors_of, written_of
 from .spelling.bodies import with_bodies_once
+from .spelling.flat import without_levels
 from .spelling.fresh import compute_apart
 from .spelling.parts import write_parts_by_index
 from .spelling.places import place_parts
@@ -56,7 +57,15 @@ _DRAWS = "draws"
 def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with a scan in the place of each loop of more than `LOOPS.max_unrolled_steps` equal steps; itself if
     it has none. Nodes carry `meta["example_value"]`."""
+    flat = without_levels(gm) if _may_repeat(gm) else None
+    if flat is not None and (made := _rolled(flat)) is not flat:
+        return made
     return _rolled(_rolled_within(with_bodies_once(gm)))
+
+
+def _may_repeat(gm: fx.GraphModule) -> bool:
+    """Whether a graph has equal steps, as far as its nodes tell."""
+    return bool(repeats(list(gm.graph.nodes), LOOPS.max_unrolled_steps))
 
 
 def _rolled_within(gm: fx.GraphModule) -> fx.GraphModule:

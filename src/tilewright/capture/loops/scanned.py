@@ -16,7 +16,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.modes import SET_GRADIENTS, nodes_without_gradients
+from tilewright.capture.modes import SET_GRADIENTS, composites_cast, nodes_without_gradients
 
 from .lifted import PRODUCTS
 from .nodes import val_of
@@ -65,7 +65,7 @@ class Scan(torch.nn.Module):
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """The last carried values, then what the body stacks."""
         body, carried, ends = self.body, self.carried, self.carried + self.sliced
-        trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
         dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
         state = [x.clone(memory_format=dense) for x in given[:carried]]
         kinds = [x.dtype for x in state]
@@ -74,13 +74,15 @@ class Scan(torch.nn.Module):
 
         def step(*now: Tensor) -> list[Tensor]:
             if not trains:
-                return list(body(*now))
+                with composites_cast():
+                    return list(body(*now))
             states = map(from_inexact, now[:carried], kinds)
             others = [
                 from_inexact(x, kind) if kind and kind.is_complex else x
                 for x, kind in zip(now[carried:], read, strict=True)
             ]
-            made = body(*states, *others)
+            with composites_cast():
+                made = body(*states, *others)
             kinds[carried:] = [x.dtype for x in made[carried:]]
             return list(map(as_inexact, made))
 

@@ -11,6 +11,7 @@ from tests.capture.loops.part_loops import agrees, fewer
 from torch import Tensor, fx
 
 from tilewright.capture.loops.numbers.activations import ACTIVATIONS
+from tilewright.capture.loops.numbers.losses import LOSSES
 from tilewright.capture.loops.numbers.places import takes_number, twin_of
 from tilewright.capture.loops.numbers.twins import TWINS
 
@@ -43,6 +44,9 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[object, ...], Mapping[str, f
     "elu": (F.elu, (X * 20,), {"alpha": 0.3}),
     "celu": (F.celu, (X,), {"alpha": 0.25}),
     "softplus": (F.softplus, (X * 20,), {"beta": 0.7}),
+    "softplus below 0": (F.softplus, (X * 20,), {"beta": -0.7}),
+    "huber_loss": (F.huber_loss, (X, Y), {"delta": 0.3}),
+    "smooth_l1_loss": (F.smooth_l1_loss, (X, Y), {"beta": 0.3}),
     "threshold": (F.threshold, (X,), {"threshold": 0.5, "value": 0.3}),
     "hardtanh": (F.hardtanh, (X,), {"min_val": -0.5, "max_val": 1.0}),
     "hardshrink": (F.hardshrink, (X,), {"lambd": 0.5}),
@@ -74,7 +78,7 @@ def result(
 @pytest.mark.parametrize("name", CALLS)
 def test_a_twin_makes_what_the_op_makes(name: str, kind: torch.dtype) -> None:
     op, args, numbers = CALLS[name]
-    twin = (TWINS | ACTIVATIONS)[op]
+    twin = (TWINS | ACTIVATIONS | LOSSES)[op]
     assert set(numbers) <= set(twin.numbers)
     tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
     have, want = (
@@ -118,6 +122,7 @@ STEP: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "limited": lambda h, y, t: F.hardtanh(h.clamp(max=0.1 * t), -0.1 * t, 1.0 + t),
     "padded": lambda h, y, t: F.pad(h, (1, -1), value=0.1 * t),
     "bent": lambda h, y, t: F.softplus(F.elu(F.leaky_relu(h, 0.01 * t), 0.1 * t), 1.0 + t),
+    "bent either way": lambda h, y, t: F.softplus(h, 0.2 * (t - 3)).clamp(-9, 9),
     "written": lambda h, y, t: (
         (h + y).lerp_(y, 0.1 * t).masked_fill_(y > 1, t) + torch.empty_like(y).fill_(0.1 * t)
     ),

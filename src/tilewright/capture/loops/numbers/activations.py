@@ -4,6 +4,7 @@ writes (`stepping`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,9 +33,13 @@ def _celu(input: Tensor, alpha: Number = 1.0, inplace: bool = False, *, kind: to
 
 
 def _softplus(input: Tensor, beta: Number = 1, threshold: float = 20, *, kind: torch.dtype) -> Tensor:
-    x, scale = input.to(computing(input.dtype)), number(beta, kind)
-    scaled = x * scale
-    return torch.where(scaled > threshold, x, F.softplus(scaled, 1, threshold) / scale).to(kind)
+    x = input.to(computing(input.dtype))
+    scale = rounded(beta, computing(kind), input)
+    scaled, divisor = x * scale, torch.where(scale == 0, torch.ones_like(scale), scale)
+    bent = torch.where(scaled > threshold, x, F.softplus(x * divisor, 1, threshold) / divisor)
+    # of 0 the op makes infinities whose slope is a half
+    endless = (x - x.detach()) / 2 + math.log(2) / scale
+    return torch.where(scale == 0, endless, bent).to(kind)
 
 
 def _threshold(
@@ -89,7 +94,7 @@ ACTIVATIONS: dict[object, Twin] = {
     F.leaky_relu: Twin(_leaky_relu, ("negative_slope",)),
     F.elu: Twin(_elu, ("alpha",)),
     F.celu: Twin(_celu, ("alpha",), accepts=lambda alpha: alpha != 0),
-    F.softplus: Twin(_softplus, ("beta",), above=0),  # of 0 and infinity the twin has other gradients
+    F.softplus: Twin(_softplus, ("beta",), accepts=math.isfinite),  # of infinity the twin has other gradients
     F.threshold: Twin(_threshold, ("threshold", "value")),
     torch.threshold: Twin(_threshold, ("threshold", "value")),
     F.hardtanh: Twin(_hardtanh, ("min_val", "max_val")),

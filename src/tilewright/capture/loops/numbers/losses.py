@@ -19,7 +19,8 @@ def _huber_loss(
 ) -> Tensor:
     by, most = _apart(input, target, kind), number(delta, kind)
     far = by.abs()
-    return _reduced(torch.where(far < most, by * by * 0.5, (far - most * 0.5) * most), reduction)
+    made = torch.where(far < most, by * by * 0.5, (far - most * 0.5) * most)
+    return _reduced(made.to(kind), reduction)
 
 
 def _smooth_l1_loss(
@@ -27,9 +28,10 @@ def _smooth_l1_loss(
     beta: Number = 1.0, *, kind: torch.dtype,
 ) -> Tensor:  # fmt: skip
     _know((size_average, reduce))
-    by, most = _apart(input, target, kind), rounded(beta, kind, input)
+    by, most = _apart(input, target, kind), rounded(beta, computing(kind), input)
     far, divisor = by.abs(), torch.where(most == 0, torch.ones_like(most), most)
-    return _reduced(torch.where(far < most, by * by * 0.5 / divisor, far - most * 0.5), reduction)
+    made = torch.where(far < most, by * by * 0.5 / divisor, far - most * 0.5)
+    return _reduced(made.to(kind), reduction)
 
 
 def _cross_entropy(
@@ -104,8 +106,8 @@ def _batch_norm(
 
 
 def _apart(input: Tensor, target: Tensor, kind: torch.dtype) -> Tensor:
-    _single(kind)
-    return input - target
+    """How far, as ops compute that make `kind`: they round each element once."""
+    return input.to(computing(kind)) - target.to(computing(kind))
 
 
 def _single(kind: torch.dtype) -> None:

@@ -28,9 +28,10 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.loops.nodes import arguments_of, val_of
 from tilewright.capture.loops.spelling.in_place_ops import IN_PLACE
+from tilewright.capture.loops.spelling.registry import say_publicly
 
 from .openings import rule_of
-from .places import in_its_place, takes_number, takes_numbers
+from .places import in_its_place, takes_number
 from .within import InBody, Values, changing_numbers
 
 LOG = logging.getLogger("tilewright")
@@ -159,7 +160,7 @@ def _trace(node: fx.Node, model: fx.Node, rules: Rules, *, all_inexact: bool) ->
                 made = make_fx(functionalize(made.forward), decomposition_table=dict(rules))(*plain)
     made.graph.eliminate_dead_code()
     for n in made.graph.nodes:
-        _say_publicly(n)
+        say_publicly(n)
     made.recompile()
     return made
 
@@ -174,16 +175,6 @@ def _writes(node: fx.Node) -> bool:
 
 def _draws(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def _say_publicly(node: fx.Node) -> None:
-    """Let a node call the function of torch's that it is an overload of, if tensors may stand for its numbers."""
-    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
-        return
-    before = node.target
-    node.target = getattr(torch, before.overloadpacket.__name__, before)
-    if not takes_numbers(node):
-        node.target = before
 
 
 def _rules_wanted(a: fx.GraphModule | None, b: fx.GraphModule | None) -> Rules:

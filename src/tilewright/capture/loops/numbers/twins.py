@@ -30,7 +30,8 @@ class Twin:
     above: float = -math.inf
     """What each number is larger than; none is infinite where this is not."""
     accepts: Callable[[float], bool] = lambda _: True
-    """Whether the op takes a number at all: what it refuses is left to the op itself to refuse."""
+    """Whether the op takes a number at all (what it refuses is left to the op itself to refuse), and the twin does as
+    it does."""
 
     def knows(self, number: float) -> bool:
         """Whether it computes what the op does with this number."""
