@@ -113,3 +113,48 @@ def test_statistics_of_halves_that_an_evaluating_norm_leaves_alone(dtype: torch.
     assert tilewright.stats().fallbacks == 0 and tilewright.compilations()[-1].kernels
     torch.testing.assert_close(made, normed(x, *kept))
     torch.testing.assert_close(given, kept, rtol=0, atol=0)
+
+
+ITERATED = (
+    torch.copysign,
+    torch.heaviside,
+    torch.xlogy,
+    torch.special.xlog1py,
+    torch.logical_and,
+    torch.logical_xor,
+    torch.logaddexp,
+)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("op", ITERATED, ids=lambda op: op.__name__)
+def test_pointwise_results_lie_as_operands_do(op: Callable[[Tensor, Tensor], Tensor], dynamic: bool) -> None:
+    """Torch's fake kernels say that they are row-major; a program that addresses memory was wrong in silence."""
+
+    def addressed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        made = op(x, y)
+        return made, made.as_strided((made.numel() // 2,), (1,))
+
+    x = torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last)
+    row, turned = torch.randn(3, 5), torch.randn(5, 3, 4, 2).permute(3, 2, 1, 0)
+    torch._dynamo.reset()
+    compiled = torch.compile(addressed, backend="tilewright", dynamic=dynamic)
+    for pair in ((x, row), (row, x), (x, turned), (turned, x), (x.contiguous(), x), (row, row)):
+        made, expected = compiled(*pair), addressed(*pair)
+        assert [t.stride() for t in made] == [t.stride() for t in expected]
+        torch.testing.assert_close(made, expected, equal_nan=True)
+
+
+def test_powers_of_a_number_are_row_major() -> None:
+    """As eager mode's: torch's fake kernel says that they lie as the exponents."""
+
+    def addressed(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = torch.pow(2, x)
+        return made, made.as_strided((made.numel() // 2,), (1,))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(addressed, backend="tilewright")
+    for x in (torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last), torch.randn(4, 6).t()):
+        made, expected = compiled(x), addressed(x)
+        assert [t.stride() for t in made] == [t.stride() for t in expected]
+        torch.testing.assert_close(made, expected)

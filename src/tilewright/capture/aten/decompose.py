@@ -81,7 +81,8 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.convolution.default: multiply_whole_windows,
     }
     lists = foreach_decompositions() | free_number_decompositions()
-    return dict(table.items()) | promise_decompositions() | lists | ours
+    theirs = dict(table.items())
+    return theirs | promise_decompositions(theirs) | lists | ours
 
 
 @elementwise_type_promotion_wrapper(

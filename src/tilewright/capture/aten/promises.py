@@ -6,14 +6,15 @@ other sizes is another program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
-from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+from torch._ops import OperatorBase, OpOverload
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
@@ -22,10 +23,15 @@ from torch.utils._python_dispatch import (
 aten = torch.ops.aten
 
 
-def promise_decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """For AOTAutograd's table. Each leaves the op alone where the promise holds, and so on other devices."""
+def promise_decompositions(
+    table: Mapping[OperatorBase, Callable[..., object]],
+) -> dict[OpOverload, Callable[..., object]]:
+    """For AOTAutograd's table, of which this is the rest. Each leaves the op alone, or to the table, where the promise
+    holds, and so on other devices."""
     norms = {op: _row_major_norm(op) for op in _NORMS}
-    return {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, **norms}
+    iterated = {op: _as_iterated(table.get(op, op), op in table) for op in _ITERATED}
+    ours = {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, aten.pow.Scalar: _power}
+    return {**ours, **norms, **iterated}
 
 
 _NORMS = (
@@ -34,6 +40,40 @@ _NORMS = (
     aten._batch_norm_with_update_functional.default,
     aten.native_batch_norm.default,
 )
+
+
+_ITERATED = (
+    *(aten.copysign.Tensor, aten.heaviside.default, aten.xlogy.Tensor, aten.special_xlog1py.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
+    *(aten.logaddexp.default, aten.logaddexp2.default),
+)
+
+
+def _as_iterated(op: Callable[..., object], apart: bool) -> Callable[..., object]:
+    """The fake kernel's result is row-major, the real one's lies as operands do, as of any pointwise op: so take the
+    op of the row-major tensors of which these are views. `op` is what torch takes it `apart` into, if it does."""
+
+    def decomposed(a: Tensor, b: Tensor) -> object:
+        if not all(x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b)):
+            return op(a, b) if apart else NotImplemented
+        wide = torch.broadcast_tensors(a, b)
+        order, _ = compute_elementwise_output_logical_to_physical_perm(*wide)
+        turned = [x.permute(order) for x in wide]
+        odd = [not x.is_contiguous() and 0 not in x.stride() for x in turned]
+        if order == sorted(order) and not any(odd):
+            return op(a, b) if apart else NotImplemented
+        back = [order.index(d) for d in range(len(order))]
+        made = op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True)))
+        return cast("Tensor", made).permute(back)
+
+    return decomposed
+
+
+def _power(base: complex, x: Tensor) -> object:
+    """The fake kernel's result lies as its operand, the real one's is row-major."""
+    if x.layout is not torch.strided or free_unbacked_symbols(x) or x.is_contiguous():
+        return NotImplemented
+    return aten.pow.Scalar(base, x.contiguous())
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
