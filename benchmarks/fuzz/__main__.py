@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -262,15 +263,22 @@ class Campaign:
         print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)
         if not self.arguments.no_shrink:
             (program, setting), failure = shrunk(
-                program, setting, failure, lambda p, s: judge.ask(p, s, seconds=self.patience()),
-                min(SHRINKING, self.left()),
-            )  # fmt: skip
+                program, setting, failure, partial(self.of_ours, judge), min(SHRINKING, self.left())
+            )
         with self.lock:
             path = written(self.arguments.found, seed, program, setting, failure)
             print(f"  {len(program.statements)} statements in {path}", flush=True)
             self.findings.append(
                 {"seed": seed, "kind": failure.kind, "text": failure.text, "file": str(path)}
             )
+
+    def of_ours(self, judge: Forked | Worker, program: Program, setting: Setting) -> Failure | None:
+        """How a relative of what was found fails, unless torch fails so: a smaller program could be another's fault."""
+        failure = judge.ask(program, setting, seconds=self.patience())
+        judged = failure is not None and failure.kind not in UNJUDGED
+        if judged and failure is not None and torch_fails(judge, program, setting, failure):
+            return Failure(TORCH, failure.text)
+        return failure
 
 
 def parsed() -> argparse.Namespace:

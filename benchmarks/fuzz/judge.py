@@ -253,6 +253,8 @@ def _pooled(
                 s: firm(program, s, later, device, part, int(k)).reshape(-1) for s in {d.seed for d in draws}
             }
             sure = torch.cat([firms[d.seed] for d in draws])
+            if not sure.any():
+                return Failure(REFUSED, f"eager: near ties decide all of {part}[{k}]")
             pooled = [x[sure] for x in pooled]
         verdict = accuracy.compare(*pooled)
         if not verdict.passed:

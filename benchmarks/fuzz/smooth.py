@@ -26,7 +26,7 @@ JUMP, BENT = 1e-2, 0.25
 from half the change. At a jump it is half of it; of a smooth function next to nothing."""
 
 SURE = 0.5
-"""Share of the places of a tensor that near ties may leave: where fewer are firm, they excuse none."""
+"""Share of the places of floating point that jumps may leave: where fewer are firm, they excuse none."""
 
 
 def is_smooth(program: Program, seed: int, device: str = "cpu") -> bool:
@@ -57,8 +57,8 @@ def nudge_of(program: Program) -> float:
 
 def firm(program: Program, seed: int, later: bool, device: str, part: str, k: int) -> Tensor:
     """Where no near tie decides the `k`-th tensor of a part of the outcome (results, gradients): an integer is the same
-    in float64 whatever small change the inputs have, any other number does not jump. Everywhere if that is so of few
-    places: else hardly anything would be judged."""
+    in float64 whatever small change the inputs have, any other number does not jump. Where few of a tensor of floating
+    point are firm, all are taken for it: else hardly anything would be judged."""
     plain = function(program.source(), double=True)
 
     def told(share: float, draw: int) -> Tensor:
@@ -68,10 +68,9 @@ def firm(program: Program, seed: int, later: bool, device: str, part: str, k: in
 
     here = told(0.0, 0)
     if not here.is_floating_point():
-        found = torch.stack([told(1.0, 1 + n) == here for n in range(NUDGES)]).all(0)
-    else:
-        jumps = [_jumps(here, told(0.5, 1 + n), told(1.0, 1 + n)) for n in range(NUDGES)]
-        found = ~torch.stack(jumps).any(0)
+        return torch.stack([told(1.0, 1 + n) == here for n in range(NUDGES)]).all(0)
+    jumps = [_jumps(here, told(0.5, 1 + n), told(1.0, 1 + n)) for n in range(NUDGES)]
+    found = ~torch.stack(jumps).any(0)
     return found if int(found.sum()) >= SURE * found.numel() else torch.ones_like(found)
 
 

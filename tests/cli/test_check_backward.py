@@ -29,12 +29,14 @@ class Own(nn.Module):
         self.net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
         self.kind = kind
         self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        if kind == "adamw":
+            self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
 
     def forward(self, x, y):
-        if self.kind == "optimizer":
+        if self.kind != "written":
             self.opt.zero_grad()
         loss = nn.functional.mse_loss(self.net(x), y)
-        if self.kind == "optimizer":
+        if self.kind != "written":
             loss.backward()
             self.opt.step()
         else:
@@ -51,6 +53,9 @@ def own(kind="optimizer"):
 
 def written():
     return own("written")
+
+def adamw():
+    return own("adamw")
 
 class Broken(nn.Module):
     def forward(self, x):
@@ -133,7 +138,7 @@ def test_what_cannot_be_trained_is_refused(here: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch, where it breaks a graph
-@pytest.mark.parametrize("model", ["own", "written"])
+@pytest.mark.parametrize("model", ["own", "written", "adamw"])
 def test_a_step_that_writes_its_weights_is_judged_by_them(model: str, here: Path) -> None:
     """One with an optimizer is no single graph: it is compiled in parts."""
     code, facts = check(f"trainable:{model}")

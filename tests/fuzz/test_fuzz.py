@@ -129,6 +129,17 @@ def test_integers_that_a_near_tie_decides_are_told_from_others() -> None:
     assert halves.any() and not halves.all()
 
 
+def test_integers_that_ties_decide_everywhere_are_not_judged() -> None:
+    """Sums of the same numbers in two orders: rounding tells which is larger. All were judged because few were firm."""
+    x = Given("x0", (3, 200), "float32")
+    made = (
+        Statement(("v0",), "torch.stack([{0}[0] + {0}[1] + {0}[2], {0}[2] + {0}[1] + {0}[0]])", ("x0",)),
+        Statement(("v1",), "{0}.argmax(0)", ("v0",)),
+    )
+    program = Program((x,), made, ("v1",), {}, {})
+    assert int(firm(program, 0, False, "cpu", "results", 0).sum()) < 100
+
+
 def test_gradients_that_a_near_tie_decides_are_told_from_others() -> None:
     """Of the larger of two numbers the gradient is one or none: where they are close, rounding tells. A smooth function
     has no such place."""

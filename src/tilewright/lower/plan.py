@@ -163,6 +163,7 @@ def plan_loop(
     inner = replace(known, bound={**known.bound, c: tile})
     advanced = [t for t in folds if _first_open(inner, (t,), reduced=True) is None]
     asked, inner = _plan_reads(inner, advanced, merges)
+    jumps = jumping_masks(folds, c) if reductions.skip_hidden and trimmed else ()
     return LoopPlan(
         c,
         tuple(folds),
@@ -177,7 +178,8 @@ def plan_loop(
         split=product or joint,
         hidden=hidden_by(roots, trimmed, c) if tiled else Hidden(),
         listed=listing_hints(roots, trimmed, c) if tiled else (),
-        skipped=jumping_masks(folds, c) if reductions.skip_hidden and trimmed else (),
+        # A mask that reads along a class of a loop further in is known only there.
+        skipped=tuple((x, t) for x, t in jumps if all(a.value in inner.bound for a in axes_of(x))),
         advanced=tuple(advanced),
         asked=asked,
         inside=_plan_inside(inner, [t for t in folds if t not in advanced], outputs, merges),

@@ -39,6 +39,7 @@ from tilewright.rewrite.normal.normalise import (
 )
 from tilewright.rewrite.normal.split_bias import split_biases
 from tilewright.rewrite.normal.wide_moments import widen_moments
+from tilewright.rewrite.normal.wide_powers import widen_powers
 from tilewright.rewrite.normal.wide_scans import widen_scans
 from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.cuda.convolutions import ConvolutionTimer
@@ -359,6 +360,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("select", _select),
     Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.fused_convolutions and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),
+    Phase("widen_powers", lambda s: s.with_graph(widen_powers(s.graph))),
     Phase("widen_scans", lambda s: s.with_graph(widen_scans(s.graph)), lambda s: s.target.wide_scans),
     Phase("widen_moments", lambda s: s.with_graph(widen_moments(s.graph)), lambda s: s.target.wide_moments),
     Phase("normalise", _normalise),
