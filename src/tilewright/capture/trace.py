@@ -14,7 +14,12 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.loops.op import keeping_loops
@@ -55,6 +60,7 @@ def trace(
     mode.cache_enabled = not any(dynamic)
     spec: list[pytree.TreeSpec] = []
     table = {k: v for k, v in decompositions().items() if isinstance(k, OpOverload)}
+    table[torch.ops.aten.slice_copy.Tensor] = _slice
 
     def flat(*args: Tensor) -> list[object]:
         for (first, at), *others in equal:
@@ -85,6 +91,16 @@ def trace(
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
     return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], conditions(env))
+
+
+def _slice(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A slice of so many elements as data say: the view that it was before functionalisation. Torch names that one's
+    size without asking which of two sizes is the larger; for the copy it asks, and there is no answer."""
+    if free_unbacked_symbols([n for n in (x.shape[dim], start, end) if n is not None]):
+        return torch.ops.aten.slice.Tensor(x, dim, start, end, step)
+    return NotImplemented
 
 
 def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Pooling along a dim of free length leaves it free: one graph serves all lengths."""
+"""Dims of free length stay free: pooled ones in one graph for all lengths, and cut ones of as many as data say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.support.onnx_models import model, node, value
+from tests.support.onnx_models import ints, model, node, value
 
 import tilewright
 
@@ -34,3 +34,34 @@ def test_rows_of_any_length(name: str, tmp_path: Path) -> None:
         (want,) = session.run(None, {"x": x})
         np.testing.assert_allclose(compiled(torch.from_numpy(x)), want, rtol=1e-5, atol=1e-5)
     assert tilewright.stats().graphs == 1
+
+
+FARTHEST = 2**63 - 1
+CUTS = [(0, 2, 1), (-2, FARTHEST, 1), (-4, -1, 2), (2, 5, 1)]
+BACKWARDS = [(-2, -FARTHEST, -1), (3, 0, -1), (FARTHEST, -3, -2)]
+
+
+@pytest.mark.parametrize("cut", CUTS + BACKWARDS)
+def test_slices_of_as_many_as_data_say(cut: tuple[int, int, int], tmp_path: Path) -> None:
+    """They ran into "Could not guard on data-dependent expression"."""
+    constants = {k: ints(v) for k, v in zip(("start", "end", "step"), cut, strict=True)}
+    nodes = [
+        node("Greater", ["x", "zero"], ["positive"]),
+        node("NonZero", ["positive"], ["places"]),
+        node("Slice", ["places", "start", "end", "axis", "step"], ["some"]),
+        node("Squeeze", ["some", "first"], ["index"]),
+        node("Gather", ["x", "index"], ["y"]),
+    ]
+    extra = {"zero": np.zeros(1, np.float32), "axis": ints(1), "first": ints(0)}
+    made = model(nodes, [value("x", ["n"])], ["y"], constants | extra)
+    onnx.save(made, tmp_path / "cut.onnx")
+    compiled = tilewright.compile(tmp_path / "cut.onnx")
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for n, positive in ((9, 6), (1, 1), (3, 0), (5, 2), (30, 11)):
+        x = np.where(np.arange(n) < positive, 1, -1).astype(np.float32) * np.arange(
+            1, n + 1, dtype=np.float32
+        )
+        (want,) = session.run(None, {"x": x})
+        np.testing.assert_array_equal(compiled(torch.from_numpy(x)), want)
+    if cut in CUTS:
+        assert "not proved" not in str(compiled.coverage)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values.run import (
@@ -234,6 +236,14 @@ def _forward(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
 def _backward(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
     """A slice with a negative step: flip, then slice with the mirrored bounds. A start below 0 counts as 0."""
     n = x.shape[axis]
+    if free_unbacked_symbols(n) and is_static(start) and is_static(end):  # as below, with nothing asked of n
+        beyond = sys.maxsize // 2  # no dim has so many elements: files write so that a slice walks to the end
+        top = torch.sym_max(n - 1, 0)
+        near = 0 if start >= beyond else torch.sym_max(n - 1 - start, 0)
+        first = torch.sym_min(-1 - start, top) if start < 0 else near
+        far = sys.maxsize if end <= -beyond else torch.sym_min(-1 - end, n)
+        last = far if end < 0 else torch.sym_max(n - 1 - end, 0)
+        return _forward(x.flip(axis), axis, first, last, step)  # type: ignore[arg-type]
     first = n - 1 - ((start + n if start >= -n else 0) if start < 0 else start)
     last = n if end < -n else n - 1 - (end + n if end < 0 else end)
     first = 0 if first < 0 else first
