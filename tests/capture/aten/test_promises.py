@@ -145,6 +145,29 @@ def test_pointwise_results_lie_as_operands_do(op: Callable[[Tensor, Tensor], Ten
         torch.testing.assert_close(made, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("op", [torch.copysign, torch.xlogy])
+def test_operands_that_are_spread_both_ways(op: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """No order of the dims is settled by both: asked again of the operands so ordered, torch names another one."""
+    x, y = torch.rand(1, 2, 8).transpose(0, 2), torch.rand(1, 2, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: op((x / (y + 0.5))[None], y), backend="tilewright")
+    made, expected = compiled(x, y), op((x / (y + 0.5))[None], y)
+    torch.testing.assert_close(made, expected)
+    assert made.stride()[1:] == expected.stride()[1:], "the first dim has one element"
+
+
+@pytest.mark.parametrize("op", [torch.copysign, torch.xlogy, torch.logaddexp])
+def test_a_number_has_no_say_in_the_type(op: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.rand(2, 4, 3, 5).to(torch.bfloat16).to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    for pair in ((torch.tensor(0.5), x), (x, torch.tensor(0.5))):
+        if op is torch.logaddexp:  # which takes one type alone
+            pair = pair[0].to(x.dtype), pair[1].to(x.dtype)
+        made, expected = torch.compile(op, backend="tilewright")(*pair), op(*pair)
+        assert made.dtype is expected.dtype is torch.bfloat16 and made.stride() == expected.stride()
+        torch.testing.assert_close(made, expected)
+
+
 def test_powers_of_a_number_are_row_major() -> None:
     """As eager mode's: torch's fake kernel says that they lie as the exponents."""
 

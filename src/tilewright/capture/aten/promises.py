@@ -42,6 +42,10 @@ _NORMS = (
 )
 
 
+_inside = ContextVar("inside", default=False)
+"""Whether what runs is part of a decomposition here: the op of another form is left as it is."""
+
+
 _ITERATED = (
     *(aten.copysign.Tensor, aten.heaviside.default, aten.xlogy.Tensor, aten.special_xlog1py.default),
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
@@ -54,16 +58,23 @@ def _as_iterated(op: Callable[..., object], apart: bool) -> Callable[..., object
     op of the row-major tensors of which these are views. `op` is what torch takes it `apart` into, if it does."""
 
     def decomposed(a: Tensor, b: Tensor) -> object:
-        if not all(x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b)):
+        if _inside.get() or not all(
+            x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b)
+        ):
             return op(a, b) if apart else NotImplemented
         wide = torch.broadcast_tensors(a, b)
         order, _ = compute_elementwise_output_logical_to_physical_perm(*wide)
-        turned = [x.permute(order) for x in wide]
+        # A number stays one: it has no say in the type of the result.
+        turned = [x.permute(order) if given.dim() else given for x, given in zip(wide, (a, b), strict=True)]
         odd = [not x.is_contiguous() and 0 not in x.stride() for x in turned]
         if order == sorted(order) and not any(odd):
             return op(a, b) if apart else NotImplemented
         back = [order.index(d) for d in range(len(order))]
-        made = op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True)))
+        token = _inside.set(True)
+        try:
+            made = op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True)))
+        finally:
+            _inside.reset(token)
         return cast("Tensor", made).permute(back)
 
     return decomposed
@@ -97,9 +108,6 @@ def _row_major_norm(norm: OpOverload) -> Callable[..., object]:
         return NotImplemented if x.is_contiguous() else norm(x.contiguous(), *rest, **named)
 
     return decomposed
-
-
-_inside = ContextVar("inside", default=False)
 
 
 def _embedding_bag(
