@@ -26,8 +26,8 @@ aten = torch.ops.aten
 def promise_decompositions(
     table: Mapping[OperatorBase, Callable[..., object]],
 ) -> dict[OpOverload, Callable[..., object]]:
-    """For AOTAutograd's table, of which `table` is the rest. Each leaves the op alone, or to the table, where the promise
-    holds: of rolls, norms and bags on other devices than the CPU."""
+    """For AOTAutograd's table, of which `table` is the rest. Each leaves the op alone, or to the table, where the
+    promise holds: of rolls, norms and bags on other devices than the CPU."""
     norms = {op: _row_major_norm(op) for op in _NORMS}
     iterated = {op: _as_iterated(table.get(op, op), op in table) for op in _ITERATED}
     ours = {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, aten.pow.Scalar: _power}
