@@ -2,8 +2,8 @@
 
 Each chain has a process of its own. Contestants are eager, Inductor with its defaults and with max-autotune, and ours,
 all captured into CUDA graphs by this program, replayed in turns; chains of images run in both memory formats. A graph
-runs a chain over several inputs, so that none is in the L2 cache and the start of a graph is shared. A result that
-breaks the fp64 rule does not count. The speed is the best peer's time over ours, in each format.
+runs a chain over several inputs, which share its start; so many that large ones are in no cache when their turn comes.
+A result that breaks the fp64 rule does not count. The speed is the best peer's time over ours, in each format.
 """
 
 from __future__ import annotations

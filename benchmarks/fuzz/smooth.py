@@ -67,7 +67,7 @@ def firm(program: Program, seed: int, later: bool, device: str, part: str, k: in
         return getattr(ran(plain, inputs, training=part == "gradients"), part)[k].detach()
 
     here = told(0.0, 0)
-    if not here.is_floating_point():
+    if not (here.is_floating_point() or here.is_complex()):
         return torch.stack([told(1.0, 1 + n) == here for n in range(NUDGES)]).all(0)
     jumps = [_jumps(here, told(0.5, 1 + n), told(1.0, 1 + n)) for n in range(NUDGES)]
     found = ~torch.stack(jumps).any(0)
@@ -78,7 +78,7 @@ def _jumps(here: Tensor, halfway: Tensor, there: Tensor) -> Tensor:
     """Where three values along a line are no straight one: half the way is not half the change."""
     change = there - here
     bent = (there - 2 * halfway + here).abs()
-    return (change.abs() > JUMP * here.square().mean().sqrt()) & (bent > BENT * change.abs())
+    return (change.abs() > JUMP * here.abs().square().mean().sqrt()) & (bent > BENT * change.abs())
 
 
 def nudged(inputs: Sequence[Tensor], nudge: float, draw: int) -> list[Tensor]:

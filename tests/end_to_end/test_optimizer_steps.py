@@ -35,10 +35,11 @@ def tensors_of(optimizer: Optimizer, parameters: list[Parameter]) -> list[Tensor
 
 
 def no_further(ours: list[Tensor], captured: list[Tensor], eager: list[Tensor]) -> None:
-    """Captured, torch counts steps in fp32, and so is all that hangs on them: we are as it is then, or nearer to eager
-    mode, which computes with Python's numbers."""
+    """Captured, torch counts steps in fp32, and so is all that hangs on them: we are as it is then, or nearer by far to
+    eager mode, which computes with Python's numbers."""
     for a, b, c in zip(ours, captured, eager, strict=True):
-        torch.testing.assert_close(a, c, rtol=1e-12, atol=max(1e-14, float((b - c).abs().max())))
+        if not torch.allclose(a, b, rtol=1e-12, atol=1e-14):
+            assert float((a - c).abs().max()) <= float((b - c).abs().max()) / 20
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,13 @@ def test_integers_that_ties_decide_everywhere_are_not_judged() -> None:
     assert int(firm(program, 0, False, "cpu", "results", 0).sum()) < 100
 
 
+def test_complex_numbers_are_judged() -> None:
+    """They are no integers: that a nudge changes them excuses nothing."""
+    made = Statement(("v0",), "torch.complex({0}, {0} * {0})", ("x0",))
+    program = Program((Given("x0", (8, 9), "float32"),), (made,), ("v0",), {}, {})
+    assert firm(program, 0, False, "cpu", "results", 0).all()
+
+
 def test_gradients_that_a_near_tie_decides_are_told_from_others() -> None:
     """Of the larger of two numbers the gradient is one or none: where they are close, rounding tells. A smooth function
     has no such place."""

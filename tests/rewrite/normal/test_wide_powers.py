@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from tests.support.normal_graph import capture
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.harness import NARROW, build, print_triton
 from torch import Tensor, nn
 
 import tilewright
@@ -14,6 +17,7 @@ from tilewright.ir.dtype import f64
 from tilewright.ir.expr import walk
 from tilewright.ir.graph import Graph
 from tilewright.rewrite.normal.wide_powers import widen_powers
+from tilewright.target import PRESETS
 
 
 def doubles(graph: Graph) -> int:
@@ -31,6 +35,16 @@ def test_differences_of_a_number_and_a_power(f: Callable[[Tensor], object], wide
     assert doubles(graph) == 0 and doubles(widen_powers(graph)) == wide
     many = capture(f, [torch.ones(3)])
     assert doubles(widen_powers(many)) == 0
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_gpus_have_powers_of_doubles(machine: str, tmp_path: Path) -> None:
+    (kernel,) = compiled(lambda n: 1 - 0.999**n, [torch.tensor(3.0)], machine=machine).kernels
+    source = print_triton(kernel.program, (), PRESETS[machine], NARROW, "k0")
+    assert (
+        "pow(tl.full((), 0.999, tl.float64)" in source.text
+        and build(tmp_path, source, machine).facts.spills == 0
+    )
 
 
 def test_a_first_step_of_adamw() -> None:

@@ -12,9 +12,7 @@ import torch
 from tests.support.corpus import CASES, Case
 from tests.support.lowered import data, execute
 from tests.support.normal_graph import Function
-from tests.support.normal_graph import capture as normal_graph
 from tests.support.one_kernel import capture, one_kernel
-from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.capture.fx import from_fx
@@ -31,7 +29,7 @@ from tilewright.options import Options
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.rewrite.split.reduction import list_splits
 from tilewright.runtime.cuda.kernels import usual
-from tilewright.schedule.gpu.block_shape import fit_tile
+from tilewright.schedule.gpu.blocks import fit_tile
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import FastestBlock, Tuning
 from tilewright.target import PRESETS, Target
@@ -217,22 +215,3 @@ def test_threads_lie_along_a_wide_class_and_not_along_pairs() -> None:
     assert schedule.tiling.lane is not None
     last = schedule.tiling.classes[-1]
     assert (last.axis, dims.static(last.axis.extent)) == (schedule.tiling.lane, 64)
-
-
-def shuffled(x: Tensor) -> Tensor:
-    """Pixels of 4 channels each side by side, row by row."""
-    n, c, h, w = x.shape
-    pairs = x.view(n, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3)
-    return pairs.reshape(n, c // 4, 2 * h, 2 * w).tanh()
-
-
-@pytest.mark.parametrize("channels", [64, 256])
-def test_blocks_are_as_long_in_what_is_read_as_in_what_is_written(channels: int) -> None:
-    """Rows of pairs are written, channels of pairs read: neither class along memory is wide. A block that took the rest
-    of a row alone read 32 bytes at a place."""
-    x = torch.zeros(4, channels, 64, 64, dtype=torch.float16).to(memory_format=torch.channels_last)
-    graph = normal_graph(shuffled, [x])
-    scheduled = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts)
-    assert isinstance(scheduled.schedule, Schedule)
-    tiles = [c.tile for c in scheduled.schedule.tiling.classes]
-    assert tiles.count(2) == 2 and [t for t in tiles if t > 2] == [16, 16], "reads 2 x 2 x 16, writes 2 x 16"

@@ -22,9 +22,17 @@ def widen_powers(graph: Graph) -> Graph:
     return graph.with_ops([_wide(op, powers) for op in graph.ops]) if powers else graph
 
 
+def _is_of_one(op: Op) -> bool:
+    """Whether an op makes one result of one operand, element by element, and belongs to no chosen kernel: what such a
+    kernel makes on the way may not be read elsewhere."""
+    alone = op.kernel < 0 and len(op.inputs) == len(op.outputs) == 1
+    return alone and op.expr is not None and op.expr.is_pointwise
+
+
 def _is_power(op: Op) -> bool:
-    if op.expr is None or op.expr.reduction is not None or len(op.outputs) != 1 or len(op.inputs) != 1:
+    if not _is_of_one(op):
         return False
+    assert op.expr is not None
     (x,) = op.expr.body
     number = op.output.dtype is f32 and not op.output.shape
     return number and x.op == "pow" and x.args[0].op == "const" and x.args[1].op in ("read", "cast")
@@ -32,13 +40,11 @@ def _is_power(op: Op) -> bool:
 
 def _wide(op: Op, powers: dict[Value, Op]) -> Op:
     """`op` itself, or the same of the power's own exponent."""
-    if op.expr is None or op.expr.reduction is not None or len(op.inputs) != 1 or op.inputs[0] not in powers:
+    if not _is_of_one(op) or op.inputs[0] not in powers or op.output.dtype is not f32:
         return op
-    if op.kernel >= 0 or op.output.dtype is not f32:
-        return op
-    (x,) = op.expr.body
     power = powers[op.inputs[0]]
-    assert power.expr is not None
+    assert op.expr is not None and power.expr is not None
+    (x,) = op.expr.body
     if x.op != "sub" or {a.op for a in x.args} != {"const", "read"}:
         return op
     base, exponent = power.expr.body[0].args

@@ -11,7 +11,6 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
-from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.schedule.cpu.vectors import nest_order, pick_lane
 from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS
 
@@ -89,15 +88,3 @@ def _across(form: Form, grid: Sequence[Axis], lane: Axis | None, hints: SizeHint
                 if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
                     weight[a] = weight.get(a, 0) + hints.estimate(dims.prod(x.extent for x in item.axes))
     return max(weight, key=lambda a: weight[a], default=None)
-
-
-def fit_tile(a: Axis, most: int, hints: SizeHints) -> int:
-    """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
-    extent = hints.likely(a.extent)
-    if extent is None:
-        return most
-    tiles = [1 << k for k in range(min(most, next_power_of_two(extent)).bit_length())][::-1]
-    waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
-    close = next(t for t in tiles if waste[t] <= 1 / 8)
-    rough = next(t for t in tiles if waste[t] <= 1 / 2)
-    return close if close >= min(rough, GPU_BLOCKS.enough_contiguous_elements) else rough

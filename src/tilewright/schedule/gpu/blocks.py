@@ -33,8 +33,7 @@ from tilewright.tuning.thresholds import (
 )
 
 from .block_memory import ProductBlocks
-from .block_runs import grow_runs
-from .block_shape import Shape, fit_tile, is_narrow, shape_of
+from .block_shape import Shape, is_narrow, shape_of
 from .matmul import TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
@@ -321,6 +320,18 @@ def _so_many(a: Axis, n: int, least: int) -> Expr:
     return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
+def fit_tile(a: Axis, most: int, hints: SizeHints) -> int:
+    """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
+    extent = hints.likely(a.extent)
+    if extent is None:
+        return most
+    tiles = [1 << k for k in range(min(most, next_power_of_two(extent)).bit_length())][::-1]
+    waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
+    close = next(t for t in tiles if waste[t] <= 1 / 8)
+    rough = next(t for t in tiles if waste[t] <= 1 / 2)
+    return close if close >= min(rough, GPU_BLOCKS.enough_contiguous_elements) else rough
+
+
 def _inner_tiles(
     form: Form, shape: Shape, budget: int, most: Mapping[Axis, int], hints: SizeHints
 ) -> dict[Axis, int]:
@@ -445,9 +456,6 @@ def _grid_tiles(
         tiles[shape.lane] = fit_tile(shape.lane, wide, hints)
         held *= tiles[shape.lane]
     spare = _spare_elements(form, target)
-    if shape.lane is not None and is_narrow(shape.lane) and shape.across is None and not shape.inner:
-        tiles = grow_runs(form, shape.grid, min(budget, spare or budget), hints)
-        held = _product(tiles.values())
     for a in reversed(shape.grid):
         room = min(budget // held, spare // max(1, held)) if spare else budget // held
         if tiles[a] == 1 and room > 1:
