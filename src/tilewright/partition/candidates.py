@@ -29,6 +29,7 @@ from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
 from .regions import is_product, makes_as_much
+from .sums_anew import SumsAnew
 
 T = TypeVar("T")
 
@@ -105,7 +106,8 @@ def candidates(
 def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
     """How many pairs of stores and cuts there are, and the different kernels among them with what these use of the
     cuts."""
-    cuts = _cuts(region, hints)
+    anew = SumsAnew(region, hints)
+    cuts = list(dict.fromkeys((*_cuts(region, hints), *anew.products)))[: CANDIDATES.max_cuts]
     units = _units(region, cuts)
     while cuts and _pairs(units, cuts) > CANDIDATES.max_tried_pairs:
         cuts = cuts[:-1]
@@ -119,7 +121,7 @@ def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, f
         for given in _subsets([v for v in cuts if v not in stores], least=0):
             tried += 1
             ops, used = paths.between(stores, given)
-            if used == given and paths.connected(ops):
+            if used == given and paths.connected(ops) and not anew.spoil(ops, given):
                 shapes.setdefault((ops, stores), given)
     return tried, [
         (Kernel(paths.ops(ops), tuple(sorted(stores, key=order.__getitem__))), given)

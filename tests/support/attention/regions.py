@@ -26,9 +26,12 @@ def with_columns(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return p @ v, p.sum(1)
 
 
-def graph_of(run: Callable[..., Tensor | tuple[Tensor, ...]], dynamic: bool = False) -> Graph:
+def graph_of(
+    run: Callable[..., Tensor | tuple[Tensor, ...]], dynamic: bool = False, length: int = 64
+) -> Graph:
     names = ({1: "s"}, {1: "s"}, {1: "s"}) if dynamic else ()
-    return capture(Case("case", run, SHAPES, names), dynamic)
+    shapes = tuple((batch, length, width) for batch, _, width in SHAPES)
+    return capture(Case("case", run, shapes, names), dynamic)
 
 
 def work(kernel: Kernel, layouts: object = None) -> float:
