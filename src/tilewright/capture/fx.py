@@ -40,6 +40,7 @@ from .node import (
     place_of,
     plain_number,
     quantised_types,
+    refuses_types,
     shaped_like,
     used_results,
     values_in,
@@ -271,7 +272,9 @@ class _Importer:
         entry = entry_of(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
-        if entry is not None and not nested:
+        if entry is not None and refuses_types(node):
+            reason = "types that eager mode refuses"
+        elif entry is not None and not nested:
             mark = len(self.b.ops)
             try:
                 made = self.declared(node, entry, results)
