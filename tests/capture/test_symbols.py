@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from tilewright.capture.environment import conditions
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import i64
@@ -105,8 +106,8 @@ def test_a_size_that_a_guard_makes_one(size: Callable[[torch.SymInt], torch.SymI
 def test_a_size_that_was_a_number_before_it_was_known_to_be_one() -> None:
     """As where a tensor is split, whose parts' sizes are arguments first."""
     env, a, _ = _sizes((3, 35))
+    torch._check(a <= 3)
     made = a // 2
-    assert made == 1
     symbols = Symbols(env)
     assert dims.static(symbols.expr(made)) is None
     assert symbols.shape((made,)) == (dims.ONE,)
@@ -116,3 +117,29 @@ def test_a_size_that_a_range_makes_one() -> None:
     env, a, _ = _sizes((3, 35))
     torch._check(a <= 3)
     assert Symbols(env).shape(((3 - a) // 2 + 1,)) == (dims.ONE,)
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        (lambda a, b: a // (a // 4), 4),  # as unflatten and pixel_unshuffle make them
+        (lambda a, b: a + b, 47),  # parts of a list that is joined again
+        (lambda a, b: (a + 2) // 4 - 1, 2),
+    ],
+)
+def test_a_size_that_a_guard_makes_a_number(size: Callable[..., torch.SymInt], number: int) -> None:
+    env, a, b = _sizes()
+    made = size(a, b)
+    assert dims.static(Symbols(env).expr(made)) is None
+    assert made == number
+    before = len(env.guards)
+    symbols = Symbols(env)
+    assert dims.static(symbols.expr(made)) == number and len(env.guards) == before
+    assert symbols.expr(made * a) is dims.mul(symbols.expr(a), dims.integer(number))
+
+
+def test_a_guard_does_not_make_itself_true() -> None:
+    env, a, _ = _sizes()
+    assert a // (a // 4) == 4
+    held = [all(dims.evaluate(c, {str(a.node.expr): n}) for c in conditions(env)) for n in (12, 14, 15)]
+    assert held == [True, True, False]

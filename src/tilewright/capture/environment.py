@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, call
+from tilewright.ir.sizes import dims
 
 from .symbols import Ranges, Symbols, factor_name, factors
 
@@ -22,8 +23,21 @@ def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr
     """What a trace assumed of its sizes, which are in `ranges`, as expressions that must be true."""
     if env is None:
         return ()
-    symbols = Symbols(env, ranges=ranges)
+    symbols = Symbols(env, guarded=False, ranges=ranges)
     return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
+
+
+def lengths(gm: fx.GraphModule) -> tuple[Expr, ...]:
+    """That no tensor of a trace has fewer than 0 elements along a dim, where its sizes do not say so themselves: torch
+    takes a size for more than 0 when it looks for the larger of two, also where it allows 0."""
+    env = shape_env(gm)
+    symbols, found = Symbols(env), dict[Expr, None]()
+    for node in gm.graph.nodes if env is not None else ():
+        for leaf in tree_leaves(node.meta.get("val")):
+            for n in leaf.shape if isinstance(leaf, Tensor) else ():
+                if isinstance(n, torch.SymInt) and not free_unbacked_symbols(n):
+                    found[symbols.expr(n)] = None
+    return tuple(call("le", dims.ZERO, e) for e in found if not dims.at_least(e, 0))
 
 
 def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:

@@ -27,7 +27,7 @@ from tilewright.ir.expr import call as expr_call
 from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Value, Write, symbols_in
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.common import access
-from tilewright.ir.sizes import dims
+from tilewright.ir.sizes import cases, dims
 from tilewright.ir.task import Convolution, Product
 
 from .aten import Call, NoDeclaration, OpEntry, entry_of, to_dtype
@@ -40,6 +40,7 @@ from .node import (
     place_of,
     plain_number,
     quantised_types,
+    refuses_types,
     shaped_like,
     used_results,
     values_in,
@@ -271,7 +272,9 @@ class _Importer:
         entry = entry_of(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
-        if entry is not None and not nested:
+        if entry is not None and refuses_types(node):
+            reason = "types that eager mode refuses"
+        elif entry is not None and not nested:
             mark = len(self.b.ops)
             try:
                 made = self.declared(node, entry, results)
@@ -485,7 +488,7 @@ def _agree(node: fx.Node, v: Value, r: _Result) -> None:
     if v.dtype != r.dtype or len(v.shape) != len(r.shape):
         raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
     for ours, theirs in zip(v.shape, r.shape, strict=True):
-        if not dims.equal(ours, theirs):
+        if not cases.equal(ours, dims.maximum(theirs, dims.ZERO)):  # torch's may forget that none is below 0
             if dims.static(dims.sub(ours, theirs)) is None:
                 raise NoDeclaration(f"shape not proved: {what}")
             raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))

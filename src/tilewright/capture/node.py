@@ -6,8 +6,12 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+)
 
 from tilewright.capture.aten.library import library_reason
 from tilewright.ir.dtype import bool_
@@ -97,6 +101,42 @@ def quantised_types(node: fx.Node) -> list[torch.dtype]:
     """Types of numbers with a scale that a node is told to make. Torch's fake kernels make plain floats of them."""
     told = (*node.args, *node.kwargs.values())
     return [t for t in told if isinstance(t, torch.dtype) and t in _QUANTISED]
+
+
+def refuses_types(node: fx.Node) -> bool:
+    """Whether eager mode raises for the types of what an op of the program reads (a number less truth values, a product
+    of two types), of which torch's fake kernels say nothing: its kernel runs on single elements of one type, and not on
+    these. Asked of truth values and of several types, and not of the parts that torch takes an op into."""
+    op = node.target
+    if not isinstance(op, OpOverload) or library_reason(op) == "random":
+        return False
+    if str(node.meta.get("original_aten")) != str(op):  # of two objects, where the graph was copied
+        return False
+    read = [n.meta.get("val") for n in node.all_input_nodes]
+    tensors = [t for t in read if isinstance(t, Tensor)]
+    types = {t.dtype for t in tensors}
+    if torch.bool not in types and len(types) < 2:
+        return False
+    if len(tensors) < len(read) or any(
+        t.layout is not torch.strided or t.device.type != "cpu" for t in tensors
+    ):
+        return False
+    return not _runs(op, node, None) and _runs(op, node, torch.float32)
+
+
+def _runs(op: OpOverload, node: fx.Node, dtype: torch.dtype | None) -> bool:
+    """Whether torch's own kernel does, on ones of the operands' ranks, in their types or in another."""
+
+    def one(n: fx.Node) -> Tensor:
+        val = n.meta["val"]
+        return torch.ones((1,) * val.dim(), dtype=dtype or val.dtype)
+
+    with no_python_dispatcher(), _disable_current_modes(), torch.no_grad():
+        try:
+            op(*fx.map_arg(node.args, one), **fx.map_arg(node.kwargs, one))  # pyright: ignore[reportCallIssue]
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
+    return True
 
 
 def display_name(target: object) -> str:

@@ -37,6 +37,21 @@ def factors(env: ShapeEnv | None) -> dict[sympy.Symbol, int]:
     return {size: by for size, by in found.items() if 1 < by < _LIMIT}
 
 
+def guarded_numbers(env: ShapeEnv | None) -> dict[sympy.Expr, sympy.Integer]:
+    """The sizes made of others that are a number wherever the trace's guards hold: torch keeps their expressions."""
+    found: dict[sympy.Expr, sympy.Integer] = {}
+    if env is None:
+        return found
+    for guard in env.guards:
+        fact = guard.expr
+        if not isinstance(fact, sympy.Eq) or free_unbacked_symbols(fact):
+            continue
+        for size, number in (fact.args, fact.args[::-1]):
+            if isinstance(number, sympy.Integer) and isinstance(size, sympy.Expr) and not size.is_Atom:
+                found[env.replace(size)] = number
+    return {size: number for size, number in found.items() if not size.is_Atom}
+
+
 def factor_name(size: sympy.Symbol, by: int) -> str:
     """The name of the size that is `size` over `by`."""
     return f"{size.name}_{by}"
@@ -51,13 +66,22 @@ class Symbols:
 
     A size that is known to be a multiple is that number times another size, so that views which rely on it are plain.
     Ranges of sizes that come from data hold because the program asserts them. To translate an assertion itself, give
-    `asserted` False, and such sizes have no range. Sizes that `ranges` names have those, not the ones of `env`."""
+    `asserted` False, and such sizes have no range; to translate guards, `guarded` False, and they do not make
+    themselves true. Sizes that `ranges` names have those, not the ones of `env`."""
 
-    def __init__(self, env: ShapeEnv | None, *, asserted: bool = True, ranges: Ranges | None = None) -> None:
+    def __init__(
+        self,
+        env: ShapeEnv | None,
+        *,
+        asserted: bool = True,
+        guarded: bool = True,
+        ranges: Ranges | None = None,
+    ) -> None:
         self._env = env
         self._ranges = ranges or {}
         self._asserted = asserted
         self._factors = factors(env)
+        self._numbers = guarded_numbers(env) if guarded else {}
         self._memo: dict[sympy.Basic, Expr] = {}
         self._asked: set[sympy.Expr] = set()
         self._ones: dict[sympy.Expr, sympy.Expr] = {}
@@ -101,6 +125,8 @@ class Symbols:
     def _now(self, e: sympy.Expr) -> sympy.Expr:
         """`e` by what is known of its symbols by now."""
         now: sympy.Expr = e if self._env is None else self._env.replace(e)
+        if self._numbers and not now.is_Atom:
+            now = now.xreplace(self._numbers)  # pyright: ignore[reportAssignmentType]
         return now.xreplace(self._ones) if self._ones else now  # pyright: ignore[reportReturnType]
 
     def _sympy(self, e: sympy.Basic) -> Expr:

@@ -31,7 +31,7 @@ from tilewright.ir.sizes.host import Number, number
 
 from .aten import decompositions, preserve_resampling
 from .empty_operands import take_empty_operands
-from .environment import conditions
+from .environment import conditions, lengths
 from .exported import Exported
 from .node import mutations
 from .placement.dense_inputs import without_gaps
@@ -90,7 +90,8 @@ def trace(
     take_empty_operands(gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
-    return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], conditions(env))
+    needed = (*conditions(env), *lengths(gm))
+    return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], needed)
 
 
 def _slice(

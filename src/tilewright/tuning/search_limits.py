@@ -22,6 +22,9 @@ class ExpressionLimits:
     """Rewrites of one node before the rule set is called divergent."""
     memo_results: int = 1 << 16
     """Results that each operation remembers: expressions are interned, so a look-up is by identity."""
+    max_cases_of_a_size: int = 3
+    """How often the range of a size is taken in two, one within another, to prove that two sizes are equal: a slice has
+    two ends, and a length that is not below 0."""
 
 
 EXPRESSIONS = ExpressionLimits()

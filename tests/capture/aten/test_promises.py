@@ -29,6 +29,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "roll of two dims": lambda x: torch.roll(x, (1, -2), (0, -1)),
     "roll round a dim": lambda x: torch.roll(x, (1, x.shape[-1]), (0, -1)),
     "roll of all": lambda x: torch.roll(x, 7),
+    "channel shuffle": lambda x: F.channel_shuffle(x, x.shape[1] // 3 if x.shape[1] % 3 == 0 else 1),
     "alias_copy": torch.alias_copy,
     "t_copy": lambda x: torch.t_copy(x.flatten(2)[0]),
     "batch norm, training": _normed(True),

@@ -65,3 +65,19 @@ def test_slices_of_as_many_as_data_say(cut: tuple[int, int, int], tmp_path: Path
         np.testing.assert_array_equal(compiled(torch.from_numpy(x)), want)
     if cut in CUTS:
         assert "not proved" not in str(compiled.coverage)
+
+
+@pytest.mark.parametrize("cut", [(3, 0, -1), (1, FARTHEST, 3), (-5, -1, 2), (-2, -FARTHEST, -1), (-4, 1, -1)])
+def test_slices_of_rows_of_any_length(cut: tuple[int, int, int], tmp_path: Path) -> None:
+    """What is left of few elements, and of none: of a slice that walks backwards from the fourth there were -1."""
+    constants = {k: ints(v) for k, v in zip(("start", "end", "step"), cut, strict=True)}
+    nodes = [node("Slice", ["x", "start", "end", "axis", "step"], ["some"]), node("Relu", ["some"], ["y"])]
+    made = model(nodes, [value("x", ["n", "length"])], ["y"], constants | {"axis": ints(1)})
+    onnx.save(made, tmp_path / "cut.onnx")
+    compiled = tilewright.compile(tmp_path / "cut.onnx")
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for length in (20, 7, 4, 2, 1, 0):
+        x = np.random.default_rng(length).standard_normal((3, length)).astype(np.float32)
+        (want,) = session.run(None, {"x": x})
+        np.testing.assert_array_equal(compiled(torch.from_numpy(x)), want)
+    assert "not proved" not in "".join(str(c.coverage) for c in tilewright.compilations())

@@ -31,7 +31,8 @@ def promise_decompositions(
     norms = {op: _row_major_norm(op) for op in _NORMS}
     iterated = {op: _as_iterated(table.get(op, op), op in table) for op in _ITERATED}
     ours = {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, aten.pow.Scalar: _power}
-    return {**ours, **norms, **iterated}
+    shuffles = {op: _shuffle(table.get(op, op)) for op in _SHUFFLES}
+    return {**ours, **norms, **iterated, **shuffles}
 
 
 _NORMS = (
@@ -40,6 +41,9 @@ _NORMS = (
     aten._batch_norm_with_update_functional.default,
     aten.native_batch_norm.default,
 )
+
+
+_SHUFFLES = (aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 
 
 _inside = ContextVar("inside", default=False)
@@ -94,9 +98,27 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
         return NotImplemented
     if any(statically_known_true(n % x.shape[d] == 0) for n, d in zip(shifts, dims, strict=True)):
         return NotImplemented
-    order = [0, *range(2, x.dim()), 1]
-    back = [order.index(d) for d in range(x.dim())]
+    order, back = _channels_last(x)
     return x.permute(order).roll(shifts, [order.index(d % x.dim()) for d in dims]).permute(back)
+
+
+def _channels_last(x: Tensor) -> tuple[list[int], list[int]]:
+    """The order of dims in which channels lie innermost, and the one that undoes it."""
+    order = [0, *range(2, x.dim()), 1]
+    return order, [order.index(d) for d in range(x.dim())]
+
+
+def _shuffle(parts: Callable[..., object]) -> Callable[..., object]:
+    """Torch's own parts, which are row-major as the fake kernel's result is; the CPU's lies as its operand does."""
+
+    def decomposed(x: Tensor, groups: int) -> object:
+        if not _is_plain_cpu(x) or suggest_memory_format(x) is torch.contiguous_format:
+            return parts(x, groups)
+        order, back = _channels_last(x)
+        grouped = x.permute(order).unflatten(-1, (groups, x.shape[1] // groups))
+        return grouped.transpose(-1, -2).flatten(-2).permute(back)
+
+    return decomposed
 
 
 def _row_major_norm(norm: OpOverload) -> Callable[..., object]:

@@ -166,6 +166,8 @@ def mod(a: Expr, b: Expr) -> Expr:
 
 def _reduced(op: str, r: Expr, b: Expr) -> Expr:
     """floordiv or mod of a remainder by b, after taking out a common factor; nested divisions are merged."""
+    if at_least(mul(r, integer(-1)), 1) and at_least(add(r, b), 0):  # -b <= r < 0
+        return integer(-1) if op == "floordiv" else add(r, b)
     form = linear(r)
     mono = monomial_of(b)
     assert mono is not None
@@ -324,11 +326,9 @@ def _extremum_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     pick = maximum if atom.op == "maximum" else minimum
     low = None if alo is None or blo is None else pick(alo, blo)
     high = None if ahi is None or bhi is None else pick(ahi, bhi)
-    if atom.op == "maximum" and low is None:
-        low = alo or blo
-    if atom.op == "minimum" and high is None:
-        high = ahi or bhi
-    return low, high
+    if atom.op == "maximum":
+        return (alo or blo if low is None else low), high
+    return low, (ahi or bhi if high is None else high)
 
 
 @lru_cache(EXPRESSIONS.memo_results)
