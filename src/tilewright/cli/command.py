@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
 import sys
-import threading
 from typing import Any
 
 import click
@@ -14,6 +10,8 @@ import click
 from .arguments import Verb, plain_verb, verb
 from .request import CommandRequest, ExitCode
 from .show import OWN_PROCESS, Screen
+
+__all__ = ["OWN_PROCESS", "cli"]
 
 
 class _Group(click.Group):
@@ -262,23 +260,3 @@ def cache_(screen: Screen, action: str) -> int:
     from . import machine
 
     return machine.use_cache(screen, action)
-
-
-def main() -> None:
-    """Entry point of the command `tilewright`. It ends without taking torch's modules apart, which takes seconds."""
-    try:
-        cli(prog_name="tilewright", obj=OWN_PROCESS)
-    except SystemExit as ended:
-        if "torch" not in sys.modules or not isinstance(ended.code, int):
-            raise
-        code = ended.code
-    else:
-        code = 0
-    # Python's own end does the same first; both names are as old as 3.9.
-    for end in (getattr(threading, "_shutdown", None), getattr(atexit, "_run_exitfuncs", None)):
-        if end is not None:
-            end()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

@@ -27,15 +27,15 @@ class Module(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolutions, norms, pooling and a linear layer; one of its inputs has the name of an op."""
+    """Convolutions, norms, pooling and a linear layer; its inputs have the names of an op and of a function of Python's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.out = nn.Linear(8, 5)
 
-    def forward(self, linear: Tensor, scale: Tensor) -> dict[str, Tensor]:
-        x = torch.relu(self.norm(self.conv(linear))) * scale.to(torch.float64).float()
+    def forward(self, linear: Tensor, input: Tensor) -> dict[str, Tensor]:
+        x = torch.relu(self.norm(self.conv(linear))) * input.to(torch.float64).float()
         x = nn.functional.dropout(nn.functional.interpolate(x, scale_factor=2.0), training=self.training)
         return {"y": self.out(x.mean((2, 3))), "again": linear, "window": x[:, :, 1:]}
 

@@ -74,8 +74,12 @@ def _named(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
     graph, found, left = fx.Graph(), dict[fx.Node, fx.Node](), iter(names)
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            found[node] = graph.placeholder(next(left))
-            found[node].meta = dict(node.meta)
+            name = next(left)
+            found[node] = made = graph.placeholder(name)
+            made.name = made.target = (
+                name  # torch's exporter keeps names of Python's own functions (`input`), too
+            )
+            made.meta = dict(node.meta)
         else:
             found[node] = graph.node_copy(node, found.__getitem__)
     graph.eliminate_dead_code()
