@@ -27,7 +27,7 @@ class Module(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolutions, norms, pooling and a linear layer; its inputs have the names of an op and of a function of Python's."""
+    """A convolution, a norm and a linear layer; its inputs have the names of an op and of a function of Python's."""
 
     def __init__(self) -> None:
         super().__init__()
