@@ -244,6 +244,12 @@ def test_a_missing_peer_is_a_line(here: Path, entry: Entry, monkeypatch: pytest.
     [
         (("compile", "nothing.onnx"), "no such file"),
         (("compile", "nonsense"), "names no model"),
+        (
+            ("compile", "net.py"),
+            "names no model. Hint: name its function that returns (module, example_inputs): net:FUNCTION",
+        ),
+        (("compil", "net:make"), "Did you mean 'compile'? Hint: `tilewright --help`"),
+        ((), "\n  inspect "),
         (("compile", "missing_module:f"), "missing_module"),
         (("compile", "net:absent"), "absent"),
         (("compile", "net:wrong"), "does not return a pair"),

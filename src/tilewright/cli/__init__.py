@@ -11,7 +11,6 @@ import sys
 import threading
 
 __all__ = ["main"]
-_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -42,5 +41,5 @@ def _code_of_verb() -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return 128 + signal.SIGINT  # as shells count
     return 0

@@ -29,10 +29,14 @@ class _Group(click.Group):
         try:
             sys.exit(super().main(*args, standalone_mode=False, **extra))
         except click.ClickException as error:
+            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # of click 8.2 on
+                click.echo(error.format_message(), err=True)
+                sys.exit(error.exit_code)
             verb_of = getattr(error, "ctx", None)
             path = "tilewright" if verb_of is None else verb_of.command_path.replace("cli", "tilewright", 1)
             text = " ".join(error.format_message().split()).rstrip(".")
-            click.secho(f"error: {text}. Hint: `{path} --help`", fg="red", err=True)
+            end = "" if text.endswith("?") else "."
+            click.secho(f"error: {text}{end} Hint: `{path} --help`", fg="red", err=True)
             sys.exit(error.exit_code)
         except click.Abort:  # outside of a verb, which keeps what it found
             click.secho("interrupted", fg="yellow", err=True)
