@@ -91,7 +91,7 @@ class Entry:
     """Settings of the stand-in, and what it was called with."""
 
     error: float = 0.0
-    raises: Exception | None = None
+    raises: BaseException | None = None
     given: tuple[object, object, dict[str, object]] | None = None
 
     def compile(self, target: object, inputs: object = None, **how: object) -> Fake:
