@@ -91,7 +91,7 @@ class Entry:
     """Settings of the stand-in, and what it was called with."""
 
     error: float = 0.0
-    raises: Exception | None = None
+    raises: BaseException | None = None
     given: tuple[object, object, dict[str, object]] | None = None
 
     def compile(self, target: object, inputs: object = None, **how: object) -> Fake:
@@ -244,6 +244,12 @@ def test_a_missing_peer_is_a_line(here: Path, entry: Entry, monkeypatch: pytest.
     [
         (("compile", "nothing.onnx"), "no such file"),
         (("compile", "nonsense"), "names no model"),
+        (
+            ("compile", "net.py"),
+            "names no model. Hint: name its function that returns (module, example_inputs): net:FUNCTION",
+        ),
+        (("compil", "net:make"), "Did you mean 'compile'? Hint: `tilewright --help`"),
+        ((), "\n  inspect "),
         (("compile", "missing_module:f"), "missing_module"),
         (("compile", "net:absent"), "absent"),
         (("compile", "net:wrong"), "does not return a pair"),

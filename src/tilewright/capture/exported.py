@@ -1,5 +1,8 @@
 """Exported programs: a functional graph, its weights, and how calls are flattened."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import warnings
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, fx
 from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
+from torch.export.exported_program import _get_updated_range_constraints
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
@@ -18,6 +22,7 @@ from tilewright.ir.expr import Expr
 from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
+from .aten.retraced import retraced
 from .environment import conditions, shape_env
 from .loops.recurrent import recurrent_loops
 from .placement.dense_inputs import dense_inputs
@@ -53,11 +58,15 @@ class Exported:
     """What the program's author calls weights and state, by placeholder name."""
 
 
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """The program in the ops that we declare, without writes but at its end."""
+def _functional(program: ExportedProgram) -> tuple[ExportedProgram, fx.GraphModule]:
+    """The program in the ops that we declare, without writes but at its end; its graph apart, as that of a program
+    which writes nothing is made anew without the rest."""
     program = with_copies_of_what_bodies_leave(program)
     with dense_inputs(program.graph_module), undropped(), recurrent_loops(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
+        made = retraced(program)
+        if made is not None:
+            return program, made
         try:
             program = program.run_decompositions(decompositions())
         except SpecViolationError as error:
@@ -66,14 +75,14 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
                 hint="where a branch or loop writes into what it is given (dropout that drops nothing is its operand), "
                 "let it write into a `clone()`",
             ) from error  # fmt: skip
-    return program
+    return program, program.graph_module
 
 
 def exported(program: ExportedProgram) -> Exported:
     """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
     for writes that torch cannot make functional."""
     refuse_overlapping_writes(program.graph_module)
-    program = _functional(program)
+    program, gm = _functional(program)
     signature = program.graph_signature
     held = {**program.state_dict, **program.constants}
     tensors = {name: t for name, t in held.items() if isinstance(t, Tensor)}
@@ -104,13 +113,12 @@ def exported(program: ExportedProgram) -> Exported:
             raise UnsupportedError(f"an output of kind {out.kind.name}", phase="capture")
     call = program.call_spec
     assert call.in_spec is not None and call.out_spec is not None
-    gm = program.graph_module
     (results,) = gm.graph.output_node().args
     assert isinstance(results, (tuple, list))
     places = {results[k]: k for k in writes}
     written = {k: places[r] for k, r in enumerate(results) if k not in writes and r in places}
     # A trace takes every free size for more than 1; torch runs the program at whatever its author has allowed.
-    ranges = program.range_constraints
+    ranges = _get_updated_range_constraints(gm, program.range_constraints)
     needed = conditions(shape_env(gm), ranges)
     return Exported(
         gm,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
 import sys
-import threading
 from typing import Any
 
 import click
@@ -14,6 +10,8 @@ import click
 from .arguments import Verb, plain_verb, verb
 from .request import CommandRequest, ExitCode
 from .show import OWN_PROCESS, Screen
+
+__all__ = ["OWN_PROCESS", "cli"]
 
 
 class _Group(click.Group):
@@ -31,10 +29,14 @@ class _Group(click.Group):
         try:
             sys.exit(super().main(*args, standalone_mode=False, **extra))
         except click.ClickException as error:
+            if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # of click 8.2 on
+                click.echo(error.format_message(), err=True)
+                sys.exit(error.exit_code)
             verb_of = getattr(error, "ctx", None)
             path = "tilewright" if verb_of is None else verb_of.command_path.replace("cli", "tilewright", 1)
             text = " ".join(error.format_message().split()).rstrip(".")
-            click.secho(f"error: {text}. Hint: `{path} --help`", fg="red", err=True)
+            end = "" if text.endswith("?") else "."
+            click.secho(f"error: {text}{end} Hint: `{path} --help`", fg="red", err=True)
             sys.exit(error.exit_code)
         except click.Abort:  # outside of a verb, which keeps what it found
             click.secho("interrupted", fg="yellow", err=True)
@@ -262,23 +264,3 @@ def cache_(screen: Screen, action: str) -> int:
     from . import machine
 
     return machine.use_cache(screen, action)
-
-
-def main() -> None:
-    """Entry point of the command `tilewright`. It ends without taking torch's modules apart, which takes seconds."""
-    try:
-        cli(prog_name="tilewright", obj=OWN_PROCESS)
-    except SystemExit as ended:
-        if "torch" not in sys.modules or not isinstance(ended.code, int):
-            raise
-        code = ended.code
-    else:
-        code = 0
-    # Python's own end does the same first; both names are as old as 3.9.
-    for end in (getattr(threading, "_shutdown", None), getattr(atexit, "_run_exitfuncs", None)):
-        if end is not None:
-            end()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

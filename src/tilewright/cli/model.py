@@ -86,6 +86,8 @@ def load(text: str, *, trust: bool = False) -> Model:
     module_name, colon, attribute = text.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         hint = f"give a path that ends in {SUFFIX}, {PROGRAM} or {ARTIFACT}, or package.module:function"
+        if text.endswith(".py"):
+            hint = f"name its function that returns (module, example_inputs): {Path(text).stem}:FUNCTION"
         raise InputError(f"{text!r} names no model", phase="cli", hint=hint)
     return _from_python(text, module_name, attribute)
 
