@@ -1,11 +1,14 @@
-"""A class too narrow for the threads of a warp and the ones around it in memory as one: a class r in their place, with
-place r // n and part r % n.
+"""All classes of a result along memory as one, where the nearest is too narrow for the threads of a warp.
 
-A shuffle of pixels writes pairs that it reads far apart. Where pairs and their places are two classes, a store goes
-along neither: a pair is one access, or the places are, with gaps. Along the one class whole lines are stored.
+A shuffle of pixels writes pairs that it reads far apart. Where pairs and their places are classes of their own, threads
+that share a block go along neither: a pair is one access, or places are, with gaps. Along the one class r of the result
+whole lines are stored; a place is r // n and a part r % n. Reads then gather, but what one of them leaves of a line its
+neighbours take soon.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tilewright.ir.expr import Axis, Expr, axis
 from tilewright.ir.form import Form
@@ -16,27 +19,30 @@ from .fuse import fuse
 
 
 def join_narrow(form: Form) -> Form:
-    """`form` with one class for the narrow ones along which all its results lie in memory, and for the next; itself if
-    it folds or runs, if its results lie otherwise, or if no class is narrow."""
+    """`form` with one class for those along which all its results lie in memory; itself if it folds or runs, if results
+    lie in different orders, or if the nearest class is wide."""
     if any(i.is_fold or i.scan is not None for i in form.items):
         return form
-    found = {_nearest(form, i.offset) for i in form.outputs}
-    line = found.pop() if len(found) == 1 else ()
-    return fuse(form, line) if len(line) > 1 and all(set(line) <= set(i.kept) for i in form.items) else form
+    lines = {tuple(_line(form, i.offset)) for i in form.outputs}
+    line = lines.pop() if len(lines) == 1 else ()
+    if len(line) < 2 or not all(set(line) <= set(i.kept) for i in form.items):
+        return form
+    nearest = dims.static(line[0].extent) or 0
+    return fuse(form, line[::-1]) if nearest < GPU_BLOCKS.min_contiguous_extent else form
 
 
-def _nearest(form: Form, offset: Expr) -> tuple[Axis, ...]:
-    """The classes along which an access goes through memory without gaps until it is wide, outermost first."""
-    line: list[Axis] = []
+def _line(form: Form, offset: Expr) -> Iterator[Axis]:
+    """The classes along which an access goes through memory without gaps, nearest first."""
+    left = list(form.classes())
     length = 1
-    while length < GPU_BLOCKS.min_contiguous_extent:
+    while True:
         step = dims.integer(length)
-        a = next((a for a in form.classes() if dims.coefficient(offset, axis(a)) is step), None)
-        if a is None or a in line:
-            break
-        line.insert(0, a)
+        a = next((a for a in left if dims.coefficient(offset, axis(a)) is step), None)
+        if a is None:
+            return
+        yield a
+        left.remove(a)
         extent = dims.static(a.extent)
         if extent is None:
-            break
+            return
         length *= extent
-    return tuple(line)
