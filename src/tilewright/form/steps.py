@@ -18,6 +18,7 @@ from .products.mixed_heads import write_out_mixtures
 from .products.part_sums import in_part_sums
 from .products.unit_row import with_unit_row
 from .row_parts import in_row_parts
+from .sides.join_narrow import join_narrow
 from .sides.join_words import join_words
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
@@ -32,6 +33,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
     "in_part_sums": lambda form, target, hints, numbers: in_part_sums(form),
     "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
+    "join_narrow": lambda form, target, hints, numbers: join_narrow(form),
     "join_words": lambda form, target, hints, numbers: join_words(form),
     "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),

@@ -335,6 +335,7 @@ class GpuBlockThresholds:
 
     begin_multiple: int
     min_contiguous_extent: int
+    max_gathered_step: int
     accesses_per_thread: int
     usual_warps: int
     square_side: int

@@ -48,9 +48,10 @@ class BlockScheduler:
         return fit_shared_memory(form, schedule, target, lowered)
 
     def best(self, form: Form, by: Comparison) -> Solution:
-        """Words of packed numbers as lines of their parts, rows packed into one block, with a row for what a product
-        lacks if that is faster. Lines are taken whatever the model says, which does not see the loads of a thread."""
-        form = by.take("pack_rows", by.take("join_words", form))
+        """Words of packed numbers as lines of their parts, results of narrow classes as one line, rows packed into one
+        block, with a row for what a product lacks if that is faster. Lines are taken whatever the model says, which
+        does not see the loads of a thread."""
+        form = by.take("pack_rows", by.take("join_narrow", by.take("join_words", form)))
         padded, plain = by.take("with_unit_row", form), _merged(form, by)
         return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
 
