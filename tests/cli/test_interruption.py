@@ -54,11 +54,13 @@ def here(tmp_path: Path) -> Path:
 
 
 def start(here: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    """A process in a group of its own, as a shell makes one, with an empty cache."""
+    """A process in a group of its own, as a shell makes one, with an empty cache. Where the tests run in the background
+    a shell has switched interruptions off."""
     given = {"TILEWRIGHT_CACHE_DIR": str(here / "cache"), "PYTHONPATH": f"{SOURCE}{os.pathsep}{here}"}
     return subprocess.Popen(
         [sys.executable, *command], cwd=here, env={**os.environ, **given, **environment}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

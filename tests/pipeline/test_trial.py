@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.attention.regions import SHAPES, DictCache, graph_of, with_columns, work
+from tests.support.attention.regions import DictCache, graph_of, with_columns, work
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
 from torch import Tensor
@@ -31,6 +31,8 @@ from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 from tilewright.tuning.timing_limits import TRIAL
 
+LENGTH = 256
+"""Of keys: scores so large that several kernels may compute them, so that there are several covers."""
 PRICES = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
 
 
@@ -47,7 +49,11 @@ class Clock:
 
 def decided(prices: Prices, cache: DictCache | None = None) -> ChosenRegions:
     return choose_kernels(
-        graph_of(with_columns), prices, lambda region: (region, ()), RegionPolicy("inside", 1), cache
+        graph_of(with_columns, length=LENGTH),
+        prices,
+        lambda region: (region, ()),
+        RegionPolicy("inside", 1),
+        cache,
     )
 
 
@@ -67,7 +73,8 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         assert len(covers) == TRIAL.max_timed_covers and made.regions[0].notes[0].startswith("measured: ")
         chosen.append(kernels(made))
         want = run_graph(
-            graph_of(with_columns), inputs := [t.numpy() for t in Case("", with_columns, SHAPES).inputs()]
+            graph_of(with_columns, length=LENGTH),
+            inputs := [t.numpy() for t in Case("", with_columns, ((2, LENGTH, 8),) * 3).inputs()],
         )
         for graph in (*covers, made.graph):
             graph.verify()

@@ -28,8 +28,8 @@ from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
+from .recompute import SumsAnew
 from .regions import is_product, makes_as_much
-from .sums_anew import SumsAnew
 
 T = TypeVar("T")
 

@@ -1,13 +1,19 @@
 """Which pointwise results every reader computes for itself, rather than one kernel storing them for the others, and
-which of these each must round.
+which of these each must round; which sums no kernel may compute anew.
 
 A value that several kernels read costs its own bytes once to write and once a reader to read; what it is computed from
 costs its bytes once a reader. Where the latter are no more than the value's own, and the elements are cheap, nothing is
 ever gained by storing it: the difference from a mean in fp32 is twice the half that it is made of.
+
+The gradient of a softmax shows which sums are not computed anew: dS = P (dP - sum(P dP)), where dP is a product of
+matrices. The rounding errors of dP cancel where P is near 1, but only if both terms see the same dP: another kernel may
+add up in another order. Large products are computed in blocks that take their terms in order, whoever reads them; what
+is small is computed in whatever order its kernel likes, and storing it costs nothing.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +23,9 @@ from tilewright.ir.expr import Expr, call, cast, cost
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
-from tilewright.tuning.thresholds import PARTITION
+from tilewright.tuning.thresholds import PARTITION, REGION_STORES
+
+from .regions import is_product
 
 Consumers = Mapping[Value, Sequence[Op]]
 
@@ -166,3 +174,46 @@ def _rounded(op: Op) -> Op:
 def _in_memory(body: Expr) -> Expr:
     wide = body.args[0] if body.op == "narrow" else call("cast", body, dtype=body.dtype.compute)
     return body if body.op == "cast" else cast(wide, body.dtype)
+
+
+class SumsAnew:
+    """Kernels that would compute a sum anew beside a value that another kernel folded of it.
+
+    For values of a region, the products of which they hold folds, as the bits of a number by their place."""
+
+    def __init__(self, region: Graph, hints: SizeHints) -> None:
+        readers = region.consumers()
+        self._folded: dict[Value, int] = {}
+        above: dict[Value, int] = {}
+        found: dict[int, Value] = {}
+        for n, op in enumerate(region.ops):
+            folds = op.expr is not None and op.expr.reduction is not None
+            exact = (
+                is_product(op)
+                and _keeps_digits(op.output, readers.get(op.output, ()))
+                and hints.estimate(op.output.numel) < REGION_STORES.max_small_elements
+            )
+            made = seen = 0
+            for v in op.inputs:
+                made |= self._folded.get(v, 0)
+                seen |= above.get(v, 0)
+            found |= {1 << n: op.output} if exact else {}
+            for v in op.outputs:
+                self._folded[v] = made | seen if folds else made
+                above[v] = seen | (1 << n if exact else 0)
+        ever = functools.reduce(int.__or__, self._folded.values(), 0)
+        self.products = tuple(v for bit, v in found.items() if bit & ever)
+        """What another kernel may be given instead."""
+
+    def spoil(self, ops: int, given: Collection[Value]) -> bool:
+        """Whether a kernel of these ops (bits by their place) makes a product of which it is given a fold."""
+        return any(self._folded[v] & ops for v in given)
+
+
+def _keeps_digits(v: Value, readers: Collection[Op]) -> bool:
+    """Whether someone reads more of a value than a half, which hides how it was summed."""
+    return (
+        v.dtype.is_float
+        and not v.dtype.is_half
+        and not (readers and all(r.output.dtype.is_half for r in readers))
+    )

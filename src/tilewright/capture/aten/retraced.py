@@ -38,7 +38,7 @@ def retraced(program: ExportedProgram) -> fx.GraphModule | None:
     """The graph of a program without writes, its placeholders named as before; None where torch's own way must be
     gone."""
     gm = program.graph_module
-    if not _is_plain(program):
+    if not _is_plain(program) or not _has_its_weights(program):
         return None
     places = gm.graph.find_nodes(op="placeholder")
     given = [n.meta["val"] for n in places]
@@ -97,6 +97,18 @@ def _is_plain(program: ExportedProgram) -> bool:
     return all(_is_functional(n) and not _depends_on_data(n) for n in gm.graph.nodes) and all(
         type(n.meta.get("val")) is FakeTensor for n in gm.graph.find_nodes(op="placeholder")
     )
+
+
+def _has_its_weights(program: ExportedProgram) -> bool:
+    """Whether what a program holds has the forms that its graph was made for: a file may say otherwise."""
+    held = {**program.state_dict, **program.constants}
+    places = program.graph_module.graph.find_nodes(op="placeholder")
+    for node, spec in zip(places, program.graph_signature.input_specs, strict=True):
+        if spec.kind is not InputKind.USER_INPUT:
+            given, wanted = held.get(spec.target or ""), node.meta["val"]
+            if not isinstance(given, Tensor) or (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+                return False
+    return True
 
 
 def _is_functional(node: fx.Node) -> bool:
