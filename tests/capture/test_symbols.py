@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -143,3 +144,19 @@ def test_a_guard_does_not_make_itself_true() -> None:
     assert a // (a // 4) == 4
     held = [all(dims.evaluate(c, {str(a.node.expr): n}) for c in conditions(env)) for n in (12, 14, 15)]
     assert held == [True, True, False]
+
+
+def test_a_length_of_which_nothing_is_proved_is_equal_to_itself() -> None:
+    """A convolution with a free window: its result may be no longer than nothing, and is declared as torch has it."""
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, w, padding=1)
+        return y.reshape(*y.shape[:-1], -1, 2) + 1
+
+    compiled = torch.compile(run, backend="tilewright", dynamic=True)
+    w = torch.randn(8, 4, 3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # which tells of a graph that runs as it was captured
+        for sizes in ((3, 4, 12, 12), (5, 4, 14, 16)):
+            x = torch.randn(sizes)
+            torch.testing.assert_close(compiled(x, w), run(x, w))

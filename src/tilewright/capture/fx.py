@@ -488,7 +488,8 @@ def _agree(node: fx.Node, v: Value, r: _Result) -> None:
     if v.dtype != r.dtype or len(v.shape) != len(r.shape):
         raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
     for ours, theirs in zip(v.shape, r.shape, strict=True):
-        if not cases.equal(ours, dims.maximum(theirs, dims.ZERO)):  # torch's may forget that none is below 0
+        # torch's may forget that none is below 0
+        if not dims.equal(ours, theirs) and not cases.equal(ours, dims.maximum(theirs, dims.ZERO)):
             if dims.static(dims.sub(ours, theirs)) is None:
                 raise NoDeclaration(f"shape not proved: {what}")
             raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))

@@ -182,3 +182,16 @@ def test_powers_of_a_number_are_row_major() -> None:
         made, expected = compiled(x), addressed(x)
         assert [t.stride() for t in made] == [t.stride() for t in expected]
         torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_medians_of_what_repeats_are_its_elements(
+    median: Callable[..., tuple[Tensor, Tensor]], dim: int
+) -> None:
+    """Eager mode's own results are what memory held before."""
+    x = torch.randn(1, 6, 3).expand(16, 6, 3)
+    compiled = torch.compile(lambda x: median(x, dim), backend="tilewright", dynamic=False)
+    values, places = compiled(x)
+    assert torch.equal(values, median(x.contiguous(), dim)[0])
+    assert torch.equal(x.gather(dim, places.unsqueeze(dim)).squeeze(dim), values)

@@ -32,7 +32,8 @@ def promise_decompositions(
     iterated = {op: _as_iterated(table.get(op, op), op in table) for op in _ITERATED}
     ours = {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, aten.pow.Scalar: _power}
     shuffles = {op: _shuffle(table.get(op, op)) for op in _SHUFFLES}
-    return {**ours, **norms, **iterated, **shuffles}
+    medians = {op: _median(op) for op in _MEDIANS}
+    return {**ours, **norms, **iterated, **shuffles, **medians}
 
 
 _NORMS = (
@@ -44,6 +45,9 @@ _NORMS = (
 
 
 _SHUFFLES = (aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+
+
+_MEDIANS = (aten.median.dim, aten.nanmedian.dim)
 
 
 _inside = ContextVar("inside", default=False)
@@ -117,6 +121,17 @@ def _shuffle(parts: Callable[..., object]) -> Callable[..., object]:
         order, back = _channels_last(x)
         grouped = x.permute(order).unflatten(-1, (groups, x.shape[1] // groups))
         return grouped.transpose(-1, -2).flatten(-2).permute(back)
+
+    return decomposed
+
+
+def _median(median: OpOverload) -> Callable[..., object]:
+    """The CPU's kernel returns what memory held before for a dim along which the operand repeats one element."""
+
+    def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> object:
+        if not _is_plain_cpu(x) or not x.dim() or not statically_known_true(x.stride(dim) == 0):
+            return NotImplemented
+        return NotImplemented if x.is_contiguous() else median(x.contiguous(), dim, keepdim)
 
     return decomposed
 
