@@ -129,7 +129,7 @@ def _runs(op: OpOverload, node: fx.Node, dtype: torch.dtype | None) -> bool:
 
     def one(n: fx.Node) -> Tensor:
         val = n.meta["val"]
-        return torch.ones((1,) * val.dim(), dtype=dtype or val.dtype)
+        return torch.ones((1,) * val.dim(), dtype=dtype or val.dtype, device="cpu")
 
     with no_python_dispatcher(), _disable_current_modes(), torch.no_grad():
         try:

@@ -28,10 +28,12 @@ from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
-from .recompute import SumsAnew
+from .recompute import RefoldedProducts
 from .regions import is_product, makes_as_much
 
 T = TypeVar("T")
+TWICE = "a small product is added up anew beside a value folded of it"
+"""What is told of kernels that `RefoldedProducts` forbids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +80,14 @@ def candidates(
     """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
     that no other one makes needless. `name` says how ops are called in reasons. A price costs a solution of its
     kernel: of many kernels only those are priced that stand in good sets if the others take what `guess` says."""
-    tried, kernels = _kernels(region, hints)
+    refolded = RefoldedProducts(region, hints)
+    tried, kernels = _kernels(region, hints, refolded.products)
     found: list[Candidate] = []
     refused: dict[str, dict[Value, None]] = {}
+    twice = [kernel for kernel, given in kernels if refolded.are_in(kernel, given)]
+    if twice:
+        refused[TWICE] = dict.fromkeys(v for k in twice for v in k.outputs)
+    kernels = [(kernel, given) for kernel, given in kernels if not refolded.are_in(kernel, given)]
     wide = _Width([kernel for kernel, _ in kernels], cores, hints)
     narrow = [kernel for kernel, _ in kernels if not wide(kernel)]
     if narrow:
@@ -103,11 +110,12 @@ def candidates(
     return Candidates(tuple(_trimmed(region, useful, found)), tried, reasons, tuple(fit))
 
 
-def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
-    """How many pairs of stores and cuts there are, and the different kernels among them with what these use of the
-    cuts."""
-    anew = SumsAnew(region, hints)
-    cuts = list(dict.fromkeys((*_cuts(region, hints), *anew.products)))[: CANDIDATES.max_cuts]
+def _kernels(
+    region: Graph, hints: SizeHints, products: Sequence[Value]
+) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
+    """How many pairs of stores and cuts (`products` among them) there are, and the different kernels among them with
+    what these use of the cuts."""
+    cuts = list(dict.fromkeys((*_cuts(region, hints), *products)))[: CANDIDATES.max_cuts]
     units = _units(region, cuts)
     while cuts and _pairs(units, cuts) > CANDIDATES.max_tried_pairs:
         cuts = cuts[:-1]
@@ -121,7 +129,7 @@ def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, f
         for given in _subsets([v for v in cuts if v not in stores], least=0):
             tried += 1
             ops, used = paths.between(stores, given)
-            if used == given and paths.connected(ops) and not anew.spoil(ops, given):
+            if used == given and paths.connected(ops):
                 shapes.setdefault((ops, stores), given)
     return tried, [
         (Kernel(paths.ops(ops), tuple(sorted(stores, key=order.__getitem__))), given)

@@ -13,7 +13,6 @@ is small is computed in whatever order its kernel likes, and storing it costs no
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -176,38 +175,30 @@ def _in_memory(body: Expr) -> Expr:
     return body if body.op == "cast" else cast(wide, body.dtype)
 
 
-class SumsAnew:
-    """Kernels that would compute a sum anew beside a value that another kernel folded of it.
-
-    For values of a region, the products of which they hold folds, as the bits of a number by their place."""
+class RefoldedProducts:
+    """The small products of a region of which other values hold folds: a kernel that is given such a value must not
+    make the product too."""
 
     def __init__(self, region: Graph, hints: SizeHints) -> None:
         readers = region.consumers()
-        self._folded: dict[Value, int] = {}
-        above: dict[Value, int] = {}
-        found: dict[int, Value] = {}
-        for n, op in enumerate(region.ops):
+        self._folded: dict[Value, frozenset[Op]] = {}
+        above: dict[Value, frozenset[Op]] = {}
+        for op in region.ops:
+            small = is_product(op) and hints.estimate(op.output.numel) < REGION_STORES.max_small_elements
+            own = {op} if small and _keeps_digits(op.output, readers.get(op.output, ())) else set[Op]()
+            folded = frozenset[Op]().union(*(self._folded.get(v, ()) for v in op.inputs))
+            seen = frozenset[Op]().union(*(above.get(v, ()) for v in op.inputs))
             folds = op.expr is not None and op.expr.reduction is not None
-            exact = (
-                is_product(op)
-                and _keeps_digits(op.output, readers.get(op.output, ()))
-                and hints.estimate(op.output.numel) < REGION_STORES.max_small_elements
-            )
-            made = seen = 0
-            for v in op.inputs:
-                made |= self._folded.get(v, 0)
-                seen |= above.get(v, 0)
-            found |= {1 << n: op.output} if exact else {}
             for v in op.outputs:
-                self._folded[v] = made | seen if folds else made
-                above[v] = seen | (1 << n if exact else 0)
-        ever = functools.reduce(int.__or__, self._folded.values(), 0)
-        self.products = tuple(v for bit, v in found.items() if bit & ever)
-        """What another kernel may be given instead."""
+                self._folded[v] = folded | seen if folds else folded
+                above[v] = seen | own
+        ever = frozenset[Op]().union(*self._folded.values())
+        self.products = tuple(op.output for op in region.ops if op in ever)
+        """What a kernel may be given instead."""
 
-    def spoil(self, ops: int, given: Collection[Value]) -> bool:
-        """Whether a kernel of these ops (bits by their place) makes a product of which it is given a fold."""
-        return any(self._folded[v] & ops for v in given)
+    def are_in(self, kernel: Kernel, given: Collection[Value]) -> bool:
+        """Whether a kernel makes a product of which it is given a fold."""
+        return any(not self._folded[v].isdisjoint(kernel.ops) for v in given)
 
 
 def _keeps_digits(v: Value, readers: Collection[Op]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph, Value
-from tilewright.partition.candidates import Candidate, candidates
+from tilewright.partition.candidates import TWICE, Candidate, candidates
 from tilewright.partition.regions import is_product
 
 
@@ -35,6 +35,7 @@ def test_small_scores_are_stored_and_large_ones_computed_anew(length: int, anew:
     assert bool(_anew(graph, found.fit)) == anew
     scores = next(op for op in graph.ops if is_product(op)).output
     assert any(scores in c.stores for c in found.fit) != anew
+    assert any(why.startswith(TWICE) for why in found.refused) != anew
 
 
 def test_halves_hide_in_what_order_a_sum_was_taken() -> None:
