@@ -1,5 +1,6 @@
 """Whether torch contradicts itself: in float64, eager's kernels and torch's decompositions are two functions, or
-eager's kernels are another function of the same numbers when these lie row-major, or on the CPU.
+eager's kernels are another function of the same numbers when these lie row-major (inputs, and operands that repeat
+elements), or on the CPU.
 
 Then eager is no truth to judge by: one of the two is at fault, and both are torch's. (A gradient of average pools of
 channels-last tensors on GPUs was one, pytorch#188344: tensors may become channels-last inside of a program.) A result
@@ -11,9 +12,12 @@ meaning: these are not asked the second.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.fuzz.outcome import Outcome, ran
 from benchmarks.fuzz.program import Program, function
@@ -87,7 +91,25 @@ def _row_major(program: Program, inputs: Inputs, training: bool, double: bool, d
     laid = [x.detach().clone(memory_format=torch.contiguous_format) for x in given]
     for x, was in zip(laid, given, strict=True):
         x.requires_grad_(was.requires_grad)
-    return _moved(ran(function(program.source(), double=double), laid, training=training))
+    with _Repeated():
+        return _moved(ran(function(program.source(), double=double), laid, training=training))
+
+
+class _Repeated(TorchDispatchMode):
+    """Gives kernels row-major operands where these repeat elements. (Of such a dim, a median of the CPU is what memory
+    held before.)"""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if func.is_view or func._schema.is_mutable:
+            return func(*args, **(kwargs or {}))
+        laid: Any = tree_map_only(Tensor, _without_repeats, (args, kwargs or {}))
+        return func(*laid[0], **laid[1])
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    return x.contiguous() if x.layout is torch.strided and 0 in x.stride() else x
 
 
 def _on_cpu(program: Program, inputs: Inputs, training: bool, double: bool, device: str) -> Outcome:

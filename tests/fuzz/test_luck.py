@@ -73,6 +73,21 @@ def test_results_of_row_major_inputs_excuse_where_layouts_are_no_part_of_the_mea
     assert contradicted(program, inputs, True, wrong, exact) == ""
 
 
+def test_results_of_operands_without_repeats_excuse() -> None:
+    """A median along a dim of stride 0 is what memory held before."""
+    made = Statement(("v0",), "{0}.expand(3, 40).median(0)[0]", ("x0",))
+    program = Program((Given("x0", (40,), "float32"),), (made,), ("v0",), {}, {})
+
+    def inputs(double: bool, device: str = "cpu") -> list[torch.Tensor]:
+        return program.inputs(0, double=double)
+
+    ours = Outcome(inputs(False), [], inputs(False))
+    exact = Outcome([x + 1 for x in inputs(True)], [], inputs(True))
+    assert contradicted(program, inputs, False, ours, exact) == "results[0]"
+    wrong = replace(ours, results=[ours.results[0] * 1.001])
+    assert contradicted(program, inputs, False, wrong, exact) == ""
+
+
 def test_results_on_the_cpu_excuse_where_another_device_computes_something_else() -> None:
     """A kernel of the other device that is at fault however its operands lie: as if these were twice as large."""
     x = Given("x0", (40,), "float32", grad=True)

@@ -68,6 +68,17 @@ def test_what_stands_behind_a_product_joins_it(
     assert groups(body) == expected
 
 
+@pytest.mark.parametrize(("width", "joins"), [(1, True), (2, False), (8, False), (16, True), (32, True)])
+def test_what_mixes_rows_and_columns_along_memory_stays_outside(width: int, joins: bool) -> None:
+    """As a shuffle of pixels does: `width` columns of one row, then as many of the next. With one there are only rows
+    along memory, and 16 halves are what memory takes at once."""
+
+    def body(m: Net, x: Tensor) -> Tensor:
+        return m.a(x).view(2, 3, 32 // width, width).transpose(1, 2).reshape(2, 32 // width, 3 * width).relu()
+
+    assert groups(body) == [["matmul", "bias", "relu"] if joins else ["matmul", "bias"]]
+
+
 def test_products_of_the_same_rows_stand_together() -> None:
     (names,) = groups(lambda m, x: (m.a(x), m.b(x), m.c(x)))
     assert names == ["matmul", "bias"] * 3

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from tilewright.analysis.runs import halved
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
-from tilewright.ir.expr import walk
+from tilewright.ir.expr import Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
@@ -222,6 +223,8 @@ class _Finder:
         """A reader with the products of the same operand that it reads beside the group; None if it cannot join."""
         if not _is_plain(reader, seed, self.graph) or reader in taken or reader.kernel >= 0:
             return None
+        if self.scatters(reader, own):
+            return None
         more = {reader}
         for v in reader.inputs:
             p = self.producer.get(v)
@@ -232,6 +235,35 @@ class _Finder:
                 more |= beside
         more |= self.small_producers(more, own, taken)
         return None if self.would_wait(more, own) else more
+
+    def scatters(self, reader: Op, own: set[Op]) -> bool:
+        """Whether neighbours in memory of a reader's result lie now here, now there in what the group makes: a shuffle
+        of pixels whose result has rows innermost takes pairs of columns from one row after the other. Threads of a
+        block would store along neither."""
+        assert reader.expr is not None
+        least, strides = GPU_MATMUL.min_stored_run_elements, self.strides(reader.output)
+        nearest = [
+            a
+            for a, step in zip(reader.expr.axes, strides, strict=True)
+            if step is dims.ONE and a.extent is not dims.ONE
+        ]
+        for r in reader.expr.reads() if nearest else ():
+            assert isinstance(r.value, int)
+            v = reader.inputs[r.value]
+            if self.producer.get(v) not in own:
+                continue
+            steps = (dims.mul(i, s) for i, s in zip(r.args, self.strides(v), strict=True))
+            offset = dims.add(dims.ZERO, *steps)
+            outer, inner = halved(nearest[0], least, least)
+            run = substitute(offset, {axis(nearest[0]): dims.add(outer, inner)})
+            if dims.coefficient(run, inner) is None:
+                return True
+        return False
+
+    def strides(self, v: Value) -> tuple[Expr, ...]:
+        """How a value lies."""
+        layout = self.graph.layouts.get(v)
+        return dims.dense_strides(v.shape) if layout is None else layout.strides
 
     def small_producers(self, more: set[Op], own: set[Op], taken: set[Op]) -> set[Op]:
         """Pointwise ops on little that only these ops read: scale and shift of a batch norm."""

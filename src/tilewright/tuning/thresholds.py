@@ -419,6 +419,7 @@ class GpuMatmulThresholds:
     max_unpacked_ratio: float
     max_modelled_ratio: float
     min_arriving_ratio: float
+    min_stored_run_elements: int
 
 
 GPU_MATMUL = load(GpuMatmulThresholds, "gpu_matmul")
