@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "CompiledModel": "tilewright.runtime.call.model",
-    "backend": "tilewright.ways.traced",
+    "backend": "tilewright.api",
     "compilations": "tilewright.api",
     "compile": "tilewright.api",
     "load": "tilewright.artifact.load",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,3 +40,10 @@ def test_dims_are_counted_from_the_start() -> None:
     for dim in (-1, [-2, 0], None, 1, 7):
         declared(torch.zeros(2, 3, 4), 2.0, dim)
     assert asked == [[2], [1, 0], None, [1], [7]]
+
+
+def test_whoever_asks_for_the_backend_has_them_put_right() -> None:
+    """Also who gives it to `torch.compile` itself, where torch's entry point is not asked."""
+    code = "import sys, tilewright; tilewright.backend; print('tilewright.capture.torch_declarations' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

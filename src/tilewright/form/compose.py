@@ -36,6 +36,8 @@ from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.identities import CASTS, INDEX_COMPARISONS
 from tilewright.tuning.search_limits import EXPRESSIONS
 
+from .repeated_elements import fold_repeated
+
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
 """Functions of floats that jump."""
 ORDERS = frozenset({"lt", "le", "gt", "ge"})
@@ -123,6 +125,8 @@ class _Composer:
         source = self.kernel.ops.index(op)
         summed = not any(x.op == "mul" for b in expr.body for x in walk(b))
         kept, over = live(expr.axes), live(expr.reduce)
+        if scan is None:
+            body, over = fold_repeated(body, over, expr.reduction)
         item = Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed)
         self.items.append(replace(item, halves=_halves_read(op), operands=_multiplies_halves(op)))
         for r, v in enumerate(op.outputs):

@@ -72,11 +72,29 @@ def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
     assert mean(made[: exact.size].reshape(exact.shape)) < 0.6 * mean(chain)
 
 
-def test_a_class_in_pieces_is_one_chain() -> None:
+@pytest.mark.parametrize("step", [32, 64])
+def test_sums_of_products_in_blocks_of_whole_chains_round_alike(tmp_path: Path, step: int) -> None:
+    """However many chains a block has; a product of matrices is one chain, in blocks of any size."""
+    alone, blocks = (scaled_product(16, 256, 16, step=n) for n in (256, step))
+    programs = [limit_product_chains(p, sums(p), 32) for p in (alone, blocks)]
+    assert [s.chain for p in programs for s in p.statements() if isinstance(s, Dot)] == [32, 32]
+    products = sums(blocks, summed=False, stored=True)
+    assert limit_product_chains(blocks, products, 32) == blocks
+    unit = build(tmp_path, programs, target=host_target(), run_here=True)
+    random = np.random.default_rng(3)
+    x, y = (random.standard_normal(s).astype(np.float32) for s in ((16, 256), (256, COLUMNS)))
+    y[0] = 1  # what each block scales the sums by
+    made = [
+        same_as_interpreter(unit, n, p, [x, y, None], rtol=1e-4, atol=1e-4)[2] for n, p in enumerate(programs)
+    ]
+    assert np.array_equal(*made)
+
+
+def test_a_class_in_other_pieces_is_one_chain() -> None:
     """Passes may cut it in other pieces, and must round alike."""
     for program in (
         scaled_product(16, 200, 16),
-        scaled_product(16, 200, 16, step=64),
+        scaled_product(16, 200, 16, step=40),
         scaled_product(16, 24, 16, step=32),
     ):
         assert limit_product_chains(program, sums(program), 32) == program

@@ -19,7 +19,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export._trace import _ignore_backend_decomps
 from torch.export.exported_program import (
     _override_composite_implicit_decomp,
     _split_decomp_table_to_cia_and_python_decomp,
@@ -50,6 +49,8 @@ def retraced(program: ExportedProgram) -> fx.GraphModule | None:
 
 
 def _trace(gm: fx.GraphModule, given: Sequence[FakeTensor], mode: FakeTensorMode) -> fx.GraphModule:
+    from torch.export._trace import _ignore_backend_decomps  # brings Dynamo, which model files do without
+
     composites, table = _tables(
         tuple(_dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
     )

@@ -5,16 +5,17 @@ A program that adds up products of its own has them added in levels by eager, an
 large one is one chain there, and scores that decide a softmax are as close as eager's if they round alike. All that
 computes a product again must round as the first did: equal scores stay equal from pass to pass and from kernel to
 kernel. So a class is cut in chains only where such sums run over it, or products that are stored as they are, so that
-nobody computes them again, and that no other fold of the kernel reads; each has all of it in one block, and nothing
-else sums over it.
+nobody computes them again, and that no other fold of the kernel reads; and nothing else sums over it. Each has all of
+it in one block; such sums may also walk it in blocks of whole chains, which round alike however many a block has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Axis, Expr
-from tilewright.ir.form import Form, folds_read
+from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
 from tilewright.ir.sizes import dims
 
@@ -24,14 +25,15 @@ def limit_product_chains(program: TileProgram, form: Form, chain: int) -> TilePr
     folds = [t for t in form.items if t.is_fold]
     read = {number for t in folds for number in folds_read(t.roots)}
     stored = {number for o in form.outputs for number in _stored(o.body[0])}
-    cut = [t.summed or (t.id in stored and t.id not in read) for t in folds]
-    summed = {a for t, c in zip(folds, cut, strict=True) if c for a in t.reduce} - {
-        a for t, c in zip(folds, cut, strict=True) if not c for a in t.reduce
-    }
-    unbroken = {s.k for s in program.statements() if isinstance(s, Dot)} & summed if chain else set[Axis]()
+    summed = _along([t for t in folds if t.summed])
+    cut = summed | _along([t for t in folds if t.id in stored and t.id not in read])
+    kept = _along([t for t in folds if not (t.summed or (t.id in stored and t.id not in read))])
+    unbroken = {s.k for s in program.statements() if isinstance(s, Dot)} & cut - kept if chain else set[Axis]()
+    walked = unbroken & summed - _along([t for t in folds if not t.summed])
     for s in program.statements():
         if isinstance(s, Loop) and s.axis in unbroken and not _is_one_step(s):
-            unbroken.discard(s.axis)
+            if s.axis not in walked or s.tile % chain:
+                unbroken.discard(s.axis)
         elif isinstance(s, Collapse):
             unbroken -= set(s.axes)
 
@@ -40,6 +42,11 @@ def limit_product_chains(program: TileProgram, form: Form, chain: int) -> TilePr
 
     unbroken = {k for k in unbroken if not _fits(k, chain)}
     return replace(program, body=rewrite_body(program.body, change)) if unbroken else program
+
+
+def _along(folds: Sequence[Item]) -> set[Axis]:
+    """The classes that some of these walk."""
+    return {a for t in folds for a in t.reduce}
 
 
 def _stored(body: Expr) -> list[int]:
