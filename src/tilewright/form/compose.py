@@ -125,7 +125,7 @@ class _Composer:
         source = self.kernel.ops.index(op)
         summed = not any(x.op == "mul" for b in expr.body for x in walk(b))
         kept, over = live(expr.axes), live(expr.reduce)
-        if scan is None:
+        if scan is None and expr.reduction is not None:
             body, over = fold_repeated(body, over, expr.reduction)
         item = Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed)
         self.items.append(replace(item, halves=_halves_read(op), operands=_multiplies_halves(op)))

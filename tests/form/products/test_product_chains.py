@@ -24,7 +24,10 @@ def folded(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 FOLDED = Case(
-    "gradient of a sum", folded, ((3, 4, 17, 13), (3, 4, 17, 17)), ({0: "b", 2: "n", 3: "m"}, {0: "b", 2: "n"})
+    "gradient of a sum",
+    folded,
+    ((3, 4, 17, 13), (3, 4, 17, 17)),
+    ({0: "b", 2: "n", 3: "m"}, {0: "b", 2: "n"}),
 )
 
 

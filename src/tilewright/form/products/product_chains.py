@@ -28,7 +28,9 @@ def limit_product_chains(program: TileProgram, form: Form, chain: int) -> TilePr
     summed = _along([t for t in folds if t.summed])
     cut = summed | _along([t for t in folds if t.id in stored and t.id not in read])
     kept = _along([t for t in folds if not (t.summed or (t.id in stored and t.id not in read))])
-    unbroken = {s.k for s in program.statements() if isinstance(s, Dot)} & cut - kept if chain else set[Axis]()
+    unbroken = (
+        {s.k for s in program.statements() if isinstance(s, Dot)} & cut - kept if chain else set[Axis]()
+    )
     walked = unbroken & summed - _along([t for t in folds if not t.summed])
     for s in program.statements():
         if isinstance(s, Loop) and s.axis in unbroken and not _is_one_step(s):
