@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch.torch_version import TorchVersion
 
 COUNTS_FROM_THE_END = TorchVersion(torch.__version__) >= "2.13"
@@ -20,6 +21,7 @@ where its size is 1, although it is to go: programs were traced with other shape
 
 _NORM: OpOverload = torch.ops.aten.linalg_vector_norm.default
 Dims = int | Sequence[int] | None
+Declaration = Callable[..., tuple[Any, ...]]
 
 
 def _from_the_start(x: Tensor, dim: Dims) -> Dims:
@@ -55,12 +57,80 @@ def _fake_norm(mode: FakeTensorMode, func: OpOverload, x: Tensor, *rest: object,
         return func(x, *given, **(named | {"dim": counted} if "dim" in named else named))
 
 
+_NORMS_OF_STATISTICS: tuple[OpOverload, ...] = (
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_group_norm.default,
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten._batch_norm_with_update.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+    torch.ops.aten._batch_norm_no_update.default,
+)
+
+
+def statistics_in_singles(usual: Declaration) -> Declaration:
+    """The declaration `usual` of a norm with the statistics that the CPU's kernels save of halves where weights are
+    singles, as under autocast: singles. It declares halves, to which a program would round the mean, so that what is
+    left of the values no longer adds up to nothing in the backward pass."""
+
+    @functools.wraps(usual)
+    def declared(x: Tensor, *rest: object, **named: object) -> tuple[Any, ...]:
+        y, mean, deviation, *more = usual(x, *rest, **named)
+        given = [t for t in (*rest, *named.values()) if isinstance(t, Tensor)]
+        if x.device.type == "cpu" and x.dtype.itemsize < 4 and any(t.dtype.itemsize == 4 for t in given):
+            mean, deviation = mean.to(torch.float32), deviation.to(torch.float32)
+        return (y, mean, deviation, *more)
+
+    return declared
+
+
+def gradient_of_its_type(usual: Declaration) -> Declaration:
+    """The declaration `usual` of a norm's backward pass with a gradient of the input's type, whatever type weights
+    have."""
+
+    @functools.wraps(usual)
+    def declared(dy: Tensor, x: Tensor, *rest: object, **named: object) -> tuple[Any, ...]:
+        dx, *more = usual(dy, x, *rest, **named)
+        return (dx if dx is None else dx.to(x.dtype), *more)
+
+    return declared
+
+
+_GROUP_NORM_BACKWARD: OpOverload = torch.ops.aten.native_group_norm_backward.default
+
+
 def correct_declarations() -> None:
     """Put right what this version of torch declares wrongly."""
-    if COUNTS_FROM_THE_END:
-        return
+    for op in _NORMS_OF_STATISTICS:
+        _declare(op, statistics_in_singles)
+    _declare(_GROUP_NORM_BACKWARD, gradient_of_its_type)
+    if not COUNTS_FROM_THE_END:
+        _correct_norms()
+    FakeTensorMode.cache_clear()  # another backend may have asked before
+
+
+def _declare(op: OpOverload, change: Callable[[Declaration], Declaration]) -> None:
+    """Change the declaration of an op, in torch's tables and where fake tensors ask first."""
+    for table in global_decomposition_table.values():
+        if op in table:
+            changed = table[op] = change(table[op])
+            op_implementations_dict.pop(op, None)
+            register_op_impl(op)(_asked_first(changed))
+
+
+def _asked_first(declared: Declaration) -> Callable[..., object]:
+    def told(mode: FakeTensorMode, func: OpOverload, *args: object, **named: object) -> object:
+        with mode:
+            return declared(*args, **named)
+
+    return told
+
+
+def _correct_norms() -> None:
     register_op_impl(_NORM)(_fake_norm)
     for table in global_decomposition_table.values():
         if _NORM in table:
             table[_NORM] = vector_norm_counted(table[_NORM])
-    FakeTensorMode.cache_clear()  # another backend may have asked before
