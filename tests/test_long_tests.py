@@ -37,3 +37,9 @@ def test_laws_of_the_code_are_never_long() -> None:
     seconds = {file: {"test_a": [9 * MOST_SECONDS], "test_b": [0.0]} for file in (*LAWS, "tests/m/a.py")}
     assert chosen(seconds) == {"tests/m/a.py": ["test_a"]}
     assert not LAWS & long_tests().keys()
+
+
+def test_what_a_report_does_not_know_stays_long() -> None:
+    seconds = {"tests/m/a.py": {"test_a": [2.0], "test_b": [0.0], "test_c": [0.9]}}
+    known = {"tests/m/a.py": ["test_b", "test_z"], "tests/m/b.py": ["test_y"]}
+    assert chosen(seconds, 1.0, known) == {"tests/m/a.py": ["test_a", "test_z"], "tests/m/b.py": ["test_y"]}
