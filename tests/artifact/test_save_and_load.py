@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +148,40 @@ def test_weights_beside_are_a_safetensors_file(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-1] + b"x")
     with pytest.raises(ArtifactError, match="changed"):
         tilewright.load(tmp_path / "x.tw", trust=True)
+
+
+@pytest.mark.parametrize(("weights", "full_at"), [("inside", 1), ("beside", 1), ("beside", 2)])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_full_disk_changes_nothing(
+    weights: str, full_at: int, earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lay there loads as before, its weights too; where nothing lay, nothing does."""
+    x, calls = torch.randn(3, 8), [0]
+    old, new = (tilewright.compile(nn.Linear(8, 8).eval(), (x,), freeze=True) for _ in range(2))
+    if earlier:
+        tilewright.save(old, tmp_path / "x.tw", weights=weights)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fsync(handle: int) -> None:
+        calls[0] += 1
+        if calls[0] == full_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(InputError) as refused:
+        patched.setattr(os, "fsync", fsync)
+        tilewright.save(new, tmp_path / "x.tw", weights=weights)
+    assert "cannot be written: No space left on device" in str(refused.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    if earlier:
+        with torch.no_grad():
+            assert torch.equal(tilewright.load(tmp_path / "x.tw", rebuild=False)(x), old(x))
+
+
+def test_a_folder_where_weights_should_lie_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").mkdir()
+    with pytest.raises(InputError, match="it is a folder"):
+        tilewright.save(tilewright.compile(torch.relu, (torch.ones(3),)), tmp_path / "x.tw", weights="beside")
+    assert not (tmp_path / "x.tw").exists()
 
 
 def test_what_cannot_be_kept_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -117,6 +118,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("net", "net.made"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "folder.tw").mkdir()
     (tmp_path / "net.py").write_text(
         "import torch\n"
         "def make():\n"
@@ -153,6 +155,28 @@ def test_help_names_the_verbs_in_order() -> None:
     text = invoke("--help").output
     places = [text.index(f"\n  {verb} ") for verb in VERBS]
     assert places == sorted(places)
+
+
+def test_help_is_a_verb_too() -> None:
+    for name in ("", *VERBS):
+        asked, usual = invoke("help", *name.split()), invoke(*name.split(), "--help")
+        assert (asked.exit_code, asked.output.splitlines()[1:]) == (0, usual.output.splitlines()[1:])
+
+
+def test_verbs_are_told_in_whole_sentences_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = invoke("--help").output
+    assert "..." not in text.partition("Commands:")[2] and "which ops would be kernels" in " ".join(
+        text.split()
+    )
+
+
+def test_options_say_what_they_are_and_their_defaults() -> None:
+    for name, command in cli.commands.items():
+        for option in (p for p in command.params if isinstance(p, click.Option)):
+            assert option.help and len(option.help.split()) >= 4, (name, option.name)
+            has = isinstance(option.default, int | float | str) and not option.is_flag and not option.count
+            assert not has or option.show_default or "default" in option.help, (name, option.name)
 
 
 def test_compile_writes_tables_and_json(here: Path, entry: Entry) -> None:
@@ -250,6 +274,10 @@ def test_a_missing_peer_is_a_line(here: Path, entry: Entry, monkeypatch: pytest.
         ),
         (("compil", "net:make"), "Did you mean 'compile'? Hint: `tilewright --help`"),
         ((), "\n  inspect "),
+        (("help", "compil"), "Did you mean 'compile'? Hint: `tilewright --help`"),
+        (("compile", "net:make", "-o"), "requires an argument. Hint: `tilewright compile --help`"),
+        (("run", "folder.tw"), "it is a folder (at folder.tw)"),
+        (("run", "relu.onnx", "--device", "gpu"), "no device 'gpu' (op --device). Hint: cpu, cuda or cuda:0"),
         (("compile", "missing_module:f"), "missing_module"),
         (("compile", "net:absent"), "absent"),
         (("compile", "net:wrong"), "does not return a pair"),
@@ -276,6 +304,15 @@ def test_wrong_use_is_exit_code_2(here: Path, entry: Entry, arguments: tuple[str
     result = invoke(*arguments)
     assert result.exit_code == 2 and text in result.output, result.output
     assert "Traceback" not in result.output
+
+
+def test_a_wrong_option_is_told_before_the_model_is_read(
+    here: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "load", pytest.fail)
+    monkeypatch.setattr("tilewright.cli.work.load", pytest.fail)
+    result = invoke("run", "relu.onnx", "--option", "thread=1")
+    assert result.exit_code == 2 and "did you mean 'threads'" in result.output
 
 
 def test_a_broken_file_is_wrong_use(here: Path, entry: Entry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -42,11 +43,25 @@ AT_A_PHASE = """
         print("compiled")
 """
 
+IN_THE_SEARCH = """
+    import os, signal, sys
+    import tilewright.progress
+    phase, tell = sys.argv.pop(1), tilewright.progress.tell
+    def heard(event):
+        tell(event)
+        if event.phase == phase and event.seconds is None:
+            os.kill(os.getpid(), signal.SIGINT)
+    tilewright.progress.tell = heard
+    from tilewright.cli import main
+    main()
+"""
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "net.py").write_text(textwrap.dedent(MODEL))
     (tmp_path / "phase.py").write_text(textwrap.dedent(AT_A_PHASE))
+    (tmp_path / "search.py").write_text(textwrap.dedent(IN_THE_SEARCH))
     slow = tmp_path / "slow"
     slow.write_text(SLOW)
     slow.chmod(0o755)
@@ -116,3 +131,29 @@ def test_python_gets_its_own_exception_and_may_go_on(here: Path, phase: str) -> 
     process = start(here, "phase.py", phase)
     told, said = process.communicate(timeout=240)
     assert told.split() == ["caught", "compiled"], said
+
+
+@pytest.mark.parametrize(
+    ("phase", "arguments"),
+    [
+        ("partition", ("compile", "net:make", "-o", "kept.tw", "--json", "out.json")),
+        ("schedule", ("bench", "net:make", "--seconds", "0.1", "--json", "out.json", "--html", "bench.html")),
+        ("schedule", ("tune", "net:make", "--budget", "9s", "--json", "out.json")),
+        ("schedule", ("check", "net:make", "--backward", "--json", "out.json")),
+    ],
+)
+def test_a_search_that_is_interrupted_ends_the_verb(
+    here: Path, phase: str, arguments: tuple[str, ...]
+) -> None:
+    (here / "kept.tw").write_bytes(b"an earlier one")
+    process = start(here, "search.py", phase, *arguments)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert (
+        said.splitlines()[-1] == "interrupted: what was found until now is kept" and "Traceback" not in said
+    )
+    assert json.loads((here / "out.json").read_text())["exit_code"] == 130
+    assert (here / "kept.tw").read_bytes() == b"an earlier one"
+    assert not (here / "bench.html").exists() and not list(here.glob(".*"))
+    if arguments[0] == "tune":
+        assert json.loads((here / "tuning.json").read_text())["devices"]

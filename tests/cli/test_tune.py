@@ -180,7 +180,8 @@ def test_wrong_use_is_told_before_the_work(here: Path) -> None:
         assert invoke(*TUNE, "--option", "measure=0").exit_code == 2
     assert torch.cuda.is_available() or invoke(*TUNE, "--device", "cuda").exit_code == 2
     assert invoke("compile", "tune_net:make", "-o", "kept.tw").exit_code == 0
-    assert "compiled already" in invoke("tune", "kept.tw").output
+    refused = invoke("tune", "kept.tw").output
+    assert "compiled already (op kept.tw). Hint: tune the model that it was made of" in refused
     assert not (here / "tuning.json").exists()
 
 

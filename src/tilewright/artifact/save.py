@@ -48,7 +48,8 @@ def save(
     With `beside`, weights go to a safetensors file of the same name. `weights` are listed where they lie in the file
     as they are. Raises UnsupportedError for what cannot be kept,
     and names it, and InputError where the file cannot be written."""
-    container.check_place(path)
+    apart = path.with_suffix(".safetensors") if beside else None
+    container.check_place(path, apart)
     made = [_checked(g.compiled) for g in graphs]
     options, own = made[0][1].options, own_target(made[0][0].plan)
     parts = Parts()
@@ -74,7 +75,6 @@ def save(
         "captured": device_of(own),
         "targets": targets,
     }
-    apart = path.with_suffix(".safetensors") if beside else None
     container.write(path, facts, parts, lambda head: seals.seal(head, options), beside=apart)
 
 

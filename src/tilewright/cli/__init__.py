@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ __all__ = ["main"]
 def main() -> None:
     """Entry point of the command `tilewright`. It ends without taking torch's modules apart, which takes seconds, and
     with the exit code that was told: Python itself ends by the signal where an interruption went through its `exec`."""
+    _open_streams()
     code = _code_of_verb()
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already
@@ -27,6 +29,17 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _open_streams() -> None:
+    """Make stdout and stderr take whatever is written. A terminal of few characters shows others as escapes. What goes
+    to a stream that was closed before the start is lost, and no file that is opened later gets its number."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # it lives as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _code_of_verb() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import sys
@@ -30,6 +31,14 @@ class Verb(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command; wrong use knows its verb, which click leaves out where an option lacks its value."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each on a line of its own."""
@@ -99,13 +108,19 @@ def _of_models() -> tuple[Callable[[Command], Command], ...]:
     several = {"multiple": True}
     return (
         click.argument("model", shell_complete=_files),
-        option("--input", "files", **several, metavar="NAME=@FILE", help="An input from a .npy file."),
-        option("--shape", "shapes", **several, metavar="NAME=AxBxC", help="A random input of this shape."),
+        option("--input", "files", **several, metavar="NAME=@FILE", help="An input from a .npy file, as x=@x.npy."),
+        option(
+            "--shape", "shapes", **several, metavar="NAME=AxBxC",
+            help="A random input of this shape, as x=1x3x64x64.",
+        ),
         option(
             "--dim", "dims", **several, metavar="NAME:K=DIM[LO..HI]",
             help="Dim K of input NAME may change, under the name DIM; the range may be left out.",
         ),
-        option("--dtype", "dtypes", **several, metavar="[NAME=]TYPE", help="Element type of random inputs."),
+        option(
+            "--dtype", "dtypes", **several, metavar="[NAME=]TYPE",
+            help="Element type of random inputs: fp32, fp16, int64, bool and others. [default: the model's]",
+        ),
         option("--device", metavar="DEVICE", help="cpu, cuda or cuda:K. [default: the model's]"),
         option(
             "--precision", type=click.Choice([p.value for p in Precision]),
@@ -113,12 +128,15 @@ def _of_models() -> tuple[Callable[[Command], Command], ...]:
         ),
         option("--threads", type=click.IntRange(1), help="CPU threads, for all contestants. [default: torch's]"),
         option("--strict", is_flag=True, help="Refuse library calls that are needed for lack of a kernel."),
-        option("--freeze/--no-freeze", default=None, help="Take weights as constants. [default: for files]"),
+        option(
+            "--freeze/--no-freeze", default=None,
+            help="Take weights as constants. [default: of files, but not of functions]",
+        ),
         option(
             "--option", "options", **several, metavar="NAME=VALUE", shell_complete=_options,
-            help="Any other compiler option.",
+            help="Any other compiler option; docs/options.md lists them.",
         ),
-        option("--seed", default=0, show_default=True, help="Of random inputs."),
+        option("--seed", default=0, show_default=True, help="Seed of random inputs."),
         option("--trust", is_flag=True, help="Run the machine code of a MODEL.tw that another user has made."),
     )  # fmt: skip
 
@@ -152,9 +170,11 @@ def _finish(screen: Screen, verbose: int, body: Callable[[], int]) -> int:
 
 
 def _unwritable(screen: Screen, error: OSError) -> int:
-    said = (
-        f"error: cannot write {screen.json_path}: {error.strerror}. Hint: name a file in a folder that exists"
-    )
+    if isinstance(error, BrokenPipeError):  # who read has what it wanted
+        return ExitCode.FAILED
+    place = "stdout" if screen.json_path == "-" else screen.json_path
+    hint = "make room there" if error.errno == errno.ENOSPC else "name a file in a folder that exists"
+    said = f"error: cannot write {place}: {error.strerror}. Hint: {hint}"
     screen.err.print(said, style="red", markup=False, soft_wrap=True)
     return ExitCode.WRONG_USE
 

@@ -9,7 +9,7 @@ import click
 
 from .arguments import Verb, plain_verb, verb
 from .request import CommandRequest, ExitCode
-from .show import OWN_PROCESS, Screen
+from .show import OWN_PROCESS, Screen, say
 
 __all__ = ["OWN_PROCESS", "cli"]
 
@@ -21,6 +21,12 @@ class _Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each verb with its whole first sentence, however narrow the terminal."""
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """As of any group; wrong use is told in one line, with a hint, as every other error is."""
@@ -36,10 +42,10 @@ class _Group(click.Group):
             path = "tilewright" if verb_of is None else verb_of.command_path.replace("cli", "tilewright", 1)
             text = " ".join(error.format_message().split()).rstrip(".")
             end = "" if text.endswith("?") else "."
-            click.secho(f"error: {text}{end} Hint: `{path} --help`", fg="red", err=True)
+            say(f"error: {text}{end} Hint: `{path} --help`", "red")
             sys.exit(error.exit_code)
         except click.Abort:  # outside of a verb, which keeps what it found
-            click.secho("interrupted", fg="yellow", err=True)
+            say("interrupted", "yellow")
             sys.exit(ExitCode.INTERRUPTED)
 
 
@@ -129,7 +135,13 @@ def run_(request: CommandRequest, save: str | None) -> int:
     metavar="NAMES",
     help="Of eager,inductor,onnxruntime; or none.",
 )
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.0), help="Per contestant.")
+@click.option(
+    "--seconds",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.0),
+    help="How long each contestant is timed.",
+)
 @click.option(
     "--over",
     metavar="DIM=A,B,C",
@@ -186,9 +198,16 @@ def tune_(request: CommandRequest, budget: str, output: str) -> int:
 )
 @click.option("--bisect", is_flag=True, help="Find the kernel, call or rewrite that makes it wrong.")
 @click.option(
-    "--reproduction", default="wrong.py", show_default=True, metavar="FILE", help="Written by --bisect."
+    "--reproduction",
+    default="wrong.py",
+    show_default=True,
+    metavar="FILE",
+    help="The program that --bisect writes.",
 )
-@click.option("--against", default="none", metavar="NAMES", help="The same rule for onnxruntime, inductor.")
+@click.option(
+    "--against", default="none", show_default=True, metavar="NAMES",
+    help="Of onnxruntime,inductor: judge these by the same rule.",
+)  # fmt: skip
 @verb
 def check_(request: CommandRequest, **asked: Any) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
@@ -264,3 +283,17 @@ def cache_(screen: Screen, action: str) -> int:
     from . import machine
 
     return machine.use_cache(screen, action)
+
+
+@cli.command("help", examples=("tilewright help", "tilewright help run"))
+@click.argument("name", metavar="[VERB]", required=False)
+@click.pass_context
+def help_(ctx: click.Context, name: str | None) -> None:
+    """Show what VERB takes, as `VERB --help` does; without one, the verbs."""
+    group = ctx.find_root()
+    if name is None:
+        click.echo(group.get_help())
+        return
+    _, command, _ = cli.resolve_command(group, [name])
+    if command is not None:  # an unknown one was refused
+        click.echo(command.get_help(click.Context(command, group, name)))

@@ -115,7 +115,10 @@ def _from_artifact(path: Path, *, trust: bool) -> Model:
     """An artifact: compiled already, and as torch would run the graph inside."""
     if not path.is_file():
         raise InputError(
-            "no such file", phase="cli", place=str(path), hint="`compile MODEL -o FILE.tw` makes one"
+            "it is a folder" if path.is_dir() else "no such file",
+            phase="cli",
+            place=str(path),
+            hint="`compile MODEL -o FILE.tw` makes one",
         )
     start = time.perf_counter()
     loaded = artifact.load(path, trust=trust)
@@ -198,6 +201,8 @@ def placed(model: Model, device: str | None, precision: Precision | None) -> Mod
             f"a file has its own types: --precision {precision and precision.value}", phase="cli", op=model.name,
             hint="convert the file, or give package.module:function",
         )  # fmt: skip
+    if device is not None and device.partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"no device {device!r}", phase="cli", op="--device", hint=DEVICES)
     if device is None and (wanted is None or isinstance(model.target, Path)):
         return model
     try:
@@ -206,7 +211,7 @@ def placed(model: Model, device: str | None, precision: Precision | None) -> Mod
         modules = [m.to(device=where) for m in (model.eager, model.target) if isinstance(m, nn.Module)]
     except (RuntimeError, AssertionError) as error:
         said = str(error).splitlines()[0]
-        raise InputError(f"no device {device!r}: {said}", phase="cli", hint="cpu, cuda or cuda:0") from error
+        raise InputError(f"no device {device!r}: {said}", phase="cli", hint=DEVICES) from error
     if not isinstance(model.target, Path) and wanted is not None:
         for module in modules:
             module.to(dtype=wanted)
@@ -219,6 +224,8 @@ def moved(
     """Inputs on a device; floating ones in a type."""
     return tuple(t.to(device=device, dtype=dtype if t.is_floating_point() else None) for t in inputs)
 
+
+DEVICES = "cpu, cuda or cuda:0"
 
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,

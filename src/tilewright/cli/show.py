@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.errors import InputError
 from tilewright.progress import Event, told_to
 from tilewright.report.texts import printable
 from tilewright.tuning.text_limits import TEXTS
@@ -98,7 +100,7 @@ class Screen:
         """One line of result, whatever characters it holds."""
         if self.quiet and not verdict:
             return
-        self.out.print(plain(text), style=style, soft_wrap=True)
+        self._print(plain(text), style=style, soft_wrap=True)
 
     @contextmanager
     def watching(self, text: str) -> Generator[None]:
@@ -109,7 +111,8 @@ class Screen:
             return
         expected = Expected(text, place())
         if self.err.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            spinner = SpinnerColumn("dots" if self.err.encoding.startswith("utf") else "line")
+            columns = (spinner, TextColumn("{task.description}", markup=False), TimeElapsedColumn())
             with Progress(*columns, _Left(expected), console=self.err, transient=True) as shown:
                 task = shown.add_task(one_line(text))
 
@@ -141,8 +144,12 @@ class Screen:
             self.line(each)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """A table; numbers stand right."""
-        if self.quiet:
+        """A table, if it has rows; numbers stand right. Where words would be cut for lack of width, each row is a block
+        of lines."""
+        if self.quiet or not rows:
+            return
+        if len(columns) > 2 and _least_width(columns, rows) > self.out.width:
+            self._blocks(title, columns, rows)
             return
         table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
         for i, column in enumerate(columns):
@@ -150,7 +157,30 @@ class Screen:
             table.add_column(plain(column), justify="right" if number else "left", overflow="fold")
         for row in rows:
             table.add_row(*(plain(cell_text(cell)) for cell in row))
-        self.out.print(table)
+        self._print(table)
+
+    def _blocks(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Rows one below the other, each cell behind the name of its column; empty cells are left out."""
+        self._print(plain(title), style="italic")
+        for row in rows:
+            block = Table(box=None, pad_edge=False, show_header=False)
+            block.add_column(overflow="fold")
+            block.add_column(overflow="fold")
+            for column, cell in zip(columns, row, strict=True):
+                if cell is not None:
+                    block.add_row(plain(column), plain(cell_text(cell)))
+            self._print(block)
+            self._print("")
+
+    def _print(self, shown: RenderableType, style: str = "", *, soft_wrap: bool = False) -> None:
+        """To where results go. Raises InputError where that takes no more."""
+        try:
+            self.out.print(shown, style=style, soft_wrap=soft_wrap)
+        except OSError as error:
+            raise InputError(
+                f"the results cannot be written: {error.strerror}", phase="cli", place="stdout",
+                hint="make room there, or write to another place",
+            ) from error  # fmt: skip
 
     def try_json(self) -> None:
         """Open the file for facts, so that one that cannot be written is known before the work. Raises OSError."""
@@ -165,8 +195,14 @@ class Screen:
         text = json.dumps(strict_json(self.facts), indent=2, allow_nan=False) + "\n"
         if self.json_path == "-":
             sys.stdout.write(text)
+            sys.stdout.flush()  # at the end of the process nobody would be told what fails
         else:
             Path(self.json_path).write_text(text, encoding="utf-8")
+
+
+def say(text: str, style: str) -> None:
+    """One line on stderr, in colour where the terminal and its user want that."""
+    Console(stderr=True, highlight=False).print(plain(text), style=style, soft_wrap=True)
 
 
 class _Left(ProgressColumn):
@@ -194,6 +230,13 @@ def _going_on(event: Event) -> str:
 def plain(text: str) -> Text:
     """Text that a terminal shows as it is: no markup, no control characters (names come from model files)."""
     return Text(printable(text.expandtabs(4)))
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
+    """The columns that a table needs so that no word is cut."""
+    texts = ([name, *(cell_text(row[i]) for row in rows)] for i, name in enumerate(columns))
+    words = (max((cell_len(word) for text in each for word in text.split()), default=0) for each in texts)
+    return sum(words) + 2 * (len(columns) - 1)
 
 
 def cell_text(cell: Cell) -> str:

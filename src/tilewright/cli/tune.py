@@ -76,7 +76,7 @@ def tune_model(request: CommandRequest, output: str, budget: str) -> int:
     asked = _tuning_request(request, path if before.devices else None, seconds)
     kept = _Output(path, before)
     with request.progress(f"loading {request.model}"):
-        model, chosen = prepared(asked)
+        model, chosen = prepared(request)  # what we add to it is no wish of the user's
     if isinstance(model.target, CompiledModel):
         raise InputError(
             "an artifact is compiled already",

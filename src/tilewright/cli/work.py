@@ -78,6 +78,7 @@ def prepared(request: CommandRequest) -> tuple[Model, Chosen]:
         importlib.import_module("tilewright.api")
         if request.screen.is_alone:
             gc.freeze()  # modules live to the end: no collection need look at them, which takes 0.2 s each time
+    options_of(request)  # a wrong one is told before a large model is read
     precision = None if request.precision is None else Precision(request.precision)
     found = load(request.model, trust=request.trust)
     if isinstance(found.target, CompiledModel):

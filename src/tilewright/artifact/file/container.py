@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -151,22 +152,25 @@ class Parts:
 def write(
     path: Path, facts: Mapping[str, Json], parts: Parts, sealing: Sealing, *, beside: Path | None = None
 ) -> None:
-    """Write a file, whole or not at all; with `beside`, the tensors go to that safetensors file in the same folder."""
+    """Write a file, whole or not at all; with `beside`, the tensors go to that safetensors file in the same folder.
+    What lies there stays as it is until both are whole."""
     apart = [p for p in parts.rows if p.kind is SectionKind.TENSOR] if beside is not None else []
     try:
-        places = weights.write(beside, apart) if beside is not None else []
-        name = None if beside is None else beside.name
-        made = packed({**facts, "beside": name}, parts, sealing, dict(zip(apart, places, strict=True)))
-        with replacing(path) as file:
-            file.write(made)
+        with nullcontext(list[int]()) if beside is None else weights.writing(beside, apart) as places:
+            name = None if beside is None else beside.name
+            made = packed({**facts, "beside": name}, parts, sealing, dict(zip(apart, places, strict=True)))
+            with replacing(path) as file:
+                file.write(made)
     except OSError as error:
-        raise _unwritable(path, str(error)) from error
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
-def check_place(path: Path) -> None:
-    """Raise InputError where a file cannot be written, before there is anything to write."""
-    if path.is_dir():
-        raise _unwritable(path, "it is a folder")
+def check_place(path: Path, beside: Path | None = None) -> None:
+    """Raise InputError where a file, and one of weights `beside` it, cannot be written, before there is anything to
+    write."""
+    for place in filter(None, (path, beside)):
+        if place.is_dir():
+            raise _unwritable(place, "it is a folder")
     if not os.access(path.parent, os.W_OK):
         raise _unwritable(path, f"nothing can be written into {str(path.parent)!r}")
 

@@ -5,7 +5,9 @@ bytes of the header (8) | header: JSON, name -> type, shape, offsets behind the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +32,10 @@ class Weight(Protocol):
     def form(self) -> tuple[str, tuple[int, ...]] | None: ...
 
 
-def write(path: Path, tensors: Sequence[Weight]) -> list[int]:
-    """Write them; returns where each begins in the file. Raises OSError."""
+@contextmanager
+def writing(path: Path, tensors: Sequence[Weight]) -> Generator[list[int]]:
+    """Write them; gives where each begins in the file. It takes the place of `path` at the end of the block, if that
+    ends well. Raises OSError."""
     rows: dict[str, dict[str, object]] = {}
     starts: list[int] = []
     at = 0
@@ -48,4 +52,6 @@ def write(path: Path, tensors: Sequence[Weight]) -> list[int]:
         file.write(len(header).to_bytes(8, "little") + header)
         for t in tensors:
             file.write(t.data)
-    return [8 + len(header) + start for start in starts]
+        file.flush()
+        os.fsync(file.fileno())  # a full disk is known before anything takes its place
+        yield [8 + len(header) + start for start in starts]
