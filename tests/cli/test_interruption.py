@@ -146,7 +146,7 @@ def test_a_search_that_is_interrupted_ends_the_verb(
     here: Path, phase: str, arguments: tuple[str, ...]
 ) -> None:
     (here / "kept.tw").write_bytes(b"an earlier one")
-    process = start(here, "search.py", phase, *arguments)
+    process = start(here, "search.py", phase, *arguments, TILEWRIGHT_MEASURE="1")
     _, said = process.communicate(timeout=240)
     assert process.returncode == 130
     assert (

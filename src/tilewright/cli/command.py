@@ -82,7 +82,7 @@ def inspect_(request: CommandRequest) -> int:
     examples=(
         "tilewright compile model.onnx",
         "tilewright compile model.onnx --shape x=1x3x640x640 --threads 2",
-        "tilewright compile pkg.mod:make --dim x:0=batch[1..64] --json out.json",
+        "tilewright compile pkg.mod:make --dim 'x:0=batch[1..64]' --json out.json",
         "tilewright compile model.onnx -o model.tw; tilewright run model.tw",
         "tilewright compile model.onnx -o model.tw --target sm_80,sm_90,x86-64-v3",
     ),
@@ -220,7 +220,7 @@ def check_(request: CommandRequest, **asked: Any) -> int:
     "explain",
     examples=(
         "tilewright explain model.onnx",
-        "tilewright explain model.onnx --all --time --shape x=8x128",
+        "tilewright explain model.onnx --all --time --shape x=1x3x640x640",
         "tilewright explain pkg.mod:make --source > kernels.cpp",
     ),
 )

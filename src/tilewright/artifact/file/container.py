@@ -8,6 +8,7 @@ Sections are read into memory of ours before they are hashed, and never mapped: 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -35,6 +36,7 @@ MAGIC = b"\x93TILEWRT"
 VERSION = 2
 ALIGNMENT = 64
 SUFFIX = ".tw"
+OWN_FOLDER = "give a path in a folder that is yours"
 _PREFIX = struct.Struct("<8sIIQ32s32s")
 _SEAL = slice(_PREFIX.size - 32, _PREFIX.size)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
@@ -162,7 +164,8 @@ def write(
             with replacing(path) as file:
                 file.write(made)
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
+        hint = "make room there" if error.errno == errno.ENOSPC else OWN_FOLDER
+        raise _unwritable(path, error.strerror or str(error), hint) from error
 
 
 def check_place(path: Path, beside: Path | None = None) -> None:
@@ -175,11 +178,8 @@ def check_place(path: Path, beside: Path | None = None) -> None:
         raise _unwritable(path, f"nothing can be written into {str(path.parent)!r}")
 
 
-def _unwritable(path: Path, why: str) -> InputError:
-    return InputError(
-        f"the artifact cannot be written: {why}", phase="save", place=str(path),
-        hint="give a path in a folder that is yours",
-    )  # fmt: skip
+def _unwritable(path: Path, why: str, hint: str = OWN_FOLDER) -> InputError:
+    return InputError(f"the artifact cannot be written: {why}", phase="save", place=str(path), hint=hint)
 
 
 def packed(
