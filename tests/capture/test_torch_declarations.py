@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import tilewright
 from tilewright.capture.torch_declarations import vector_norm_counted
+from tilewright.capture.trace import fits, trace
 
 assert tilewright.backend  # with it, declarations are put right
 
@@ -110,3 +111,13 @@ def test_gradients_in_front_of_a_batch_norm_cancel_as_in_eager_mode(layout: torc
                 loss = f(x).float().square().mean()
             errors[k] += float(torch.autograd.grad(loss, net[0].bias)[0].square().sum())  # type: ignore[arg-type]
     assert errors[0] < 1.5**2 * errors[1]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_trace_holds_for_any_number_of_images(window: int, stride: int) -> None:
+    """Of fewer than 16 torch may take other kernels: artifacts of files refused more."""
+    conv = nn.Conv2d(3, 8, window, stride)
+    program = trace(conv, [torch.randn(2, 3, 9, 9)], [(0,)])
+    assert all(fits(program, [torch.randn(n, 3, 9, 9)]) for n in (1, 2, 15, 16, 40))
+    assert not fits(program, [torch.randn(2, 4, 9, 9)])

@@ -1,16 +1,21 @@
 """Declarations of torch's ops that are wrong in some of its versions, put right before anything is traced by them."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch.torch_version import TorchVersion
 
@@ -102,8 +107,31 @@ def gradient_of_its_type(usual: Declaration) -> Declaration:
 _GROUP_NORM_BACKWARD: OpOverload = torch.ops.aten.native_group_norm_backward.default
 
 
+_freely: ContextVar[bool] = ContextVar("freely", default=False)
+_select_kernel = torch._C._select_conv_backend
+"""Which of its kernels torch takes for a convolution."""
+
+
+@contextmanager
+def any_kernels() -> Generator[None]:
+    """In this block, which of its kernels torch would take for a convolution says nothing of sizes. To find out how a
+    result lies torch asks whether there are 16 images, and a trace would hold for fewer, or for more, alone."""
+    token = _freely.set(True)
+    try:
+        yield
+    finally:
+        _freely.reset(token)
+
+
+def _kernel_selected(x: Tensor, *rest: object, **named: object) -> object:
+    env = x.fake_mode.shape_env if isinstance(x, FakeTensor) and _freely.get() else None
+    with nullcontext() if env is None else env.suppress_guards():
+        return _select_kernel(x, *rest, **named)
+
+
 def correct_declarations() -> None:
-    """Put right what this version of torch declares wrongly."""
+    """Put right what this version of torch declares wrongly, and let `any_kernels` be asked for."""
+    torch._C._select_conv_backend = _kernel_selected
     for op in _NORMS_OF_STATISTICS:
         _declare(op, statistics_in_singles)
     _declare(_GROUP_NORM_BACKWARD, gradient_of_its_type)

@@ -36,6 +36,7 @@ from .exported import Exported
 from .node import mutations
 from .placement.dense_inputs import without_gaps
 from .symbols import Symbols
+from .torch_declarations import any_kernels
 
 Place = tuple[int, int]
 """Number of an input and number of its dim."""
@@ -75,7 +76,7 @@ def trace(
             examples = map(without_gaps, _apart(inputs))
             fakes = [_fake(mode, t, dims) for t, dims in zip(examples, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
-            with mode, preserve_resampling(), keeping_loops(), recurrent_loops():
+            with mode, preserve_resampling(), keeping_loops(), recurrent_loops(), any_kernels():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
                 if mutations(gm):  # composites that torch took apart below its functionalisation
                     pure = torch.func.functionalize(gm, remove="mutations")
