@@ -115,7 +115,7 @@ SIZES = (
 SETTINGS = (
     _t("run good.onnx --device nonsense", 2, "nonsense"),
     _t("run good.onnx --device cuda", 2, "cuda"),
-    _t("run good.onnx --device meta", 3, "meta"),
+    _t("run good.onnx --device meta", 2, "meta"),
     _t("run good.onnx --precision fp7", 2, "fp7"),
     _t("run good.onnx --threads 0", 2, "0"),
     _t("run good.onnx --threads many", 2, "many"),
