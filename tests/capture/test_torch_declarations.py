@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import tilewright
-from tilewright.capture.torch_declarations import vector_norm_counted
+from tilewright.capture.torch_declarations import any_kernels, vector_norm_counted
 from tilewright.capture.trace import fits, trace
 
 assert tilewright.backend  # with it, declarations are put right
@@ -121,3 +121,14 @@ def test_a_trace_holds_for_any_number_of_images(window: int, stride: int) -> Non
     program = trace(conv, [torch.randn(2, 3, 9, 9)], [(0,)])
     assert all(fits(program, [torch.randn(n, 3, 9, 9)]) for n in (1, 2, 15, 16, 40))
     assert not fits(program, [torch.randn(2, 4, 9, 9)])
+
+
+def test_operands_of_the_selected_kernel_may_be_named() -> None:
+    """As by torch 2.11, whose convolutions would not be traced at all else."""
+    given = {"input": torch.randn(2, 3, 9, 9), "weight": torch.randn(8, 3, 3, 3), "bias": None}
+    rest = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "transposed": False}
+    window = {**rest, "output_padding": [0, 0], "groups": 1}
+    select = torch._C._select_conv_backend
+    assert select(**given, **window) == select(given["input"], given["weight"], bias=None, **window)
+    with any_kernels():
+        assert select(**given, **window)

@@ -123,10 +123,12 @@ def any_kernels() -> Generator[None]:
         _freely.reset(token)
 
 
-def _kernel_selected(x: Tensor, *rest: object, **named: object) -> object:
-    env = x.fake_mode.shape_env if isinstance(x, FakeTensor) and _freely.get() else None
+def _kernel_selected(*given: object, **named: object) -> object:
+    """As torch's own; versions differ in whether they name the operands."""
+    fakes = [t for t in (*given, *named.values()) if isinstance(t, FakeTensor)] if _freely.get() else []
+    env = fakes[0].fake_mode.shape_env if fakes else None
     with nullcontext() if env is None else env.suppress_guards():
-        return _select_kernel(x, *rest, **named)
+        return _select_kernel(*given, **named)
 
 
 def correct_declarations() -> None:
