@@ -90,7 +90,8 @@ def exact_random(shape: tuple[int, ...], seed: int, low: float = -1, high: float
 
 def equal(a: Array, b: Array) -> bool:
     """Whether all elements agree: the last residue and the sort, or the class of what is not finite.
-    Integers and bools are compared as they are. Raises ResidueError if a last residue is lost."""
+    Integers and bools are compared as they are; logarithms by the part that products with numbers keep, so that
+    2 * log(E) is log(E) + log(E). Raises ResidueError if a last residue is lost."""
     if a.shape != b.shape:
         return False
     if a.dtype.names is None:
@@ -99,6 +100,8 @@ def equal(a: Array, b: Array) -> bool:
     last_a, last_b = a["w"][..., 2], b["w"][..., 2]
     if np.any(finite & ((last_a == LOST) | (last_b == LOST))):
         raise ResidueError("exp was nested more than two levels deep")
+    if np.any(apart := finite & a["log"] & b["log"] & (last_a != last_b)):
+        last_a, last_b = (np.where(apart, _in_subgroup(w, 1), w) for w in (last_a, last_b))
     agree = (last_a == last_b) & (a["log"] == b["log"]) & np.isfinite(b["v"])
     kind = np.where(np.isnan(a["v"]), np.isnan(b["v"]), a["v"] == b["v"])
     return bool(np.all(np.where(finite, agree, kind)))
@@ -170,14 +173,19 @@ def _multiply(a: Array, b: Array) -> Array:
     return pack(v, np.where(log[..., None], powers, plain), log)
 
 
+def _in_subgroup(word: Words, level: int) -> Words:
+    """The part of known residues modulo PRIMES[level + 1] that lies in the subgroup of order PRIMES[level]."""
+    project = modular.COFACTORS[level] * pow(modular.COFACTORS[level], -1, PRIMES[level])
+    return modular.power(word, np.asarray(project, np.uint64), level + 1)
+
+
 def _log_times(log: Words, factor: Words) -> Words:
     """c * log(E) = log(E ** c), for the part of E in the subgroup on which the exponent c is defined."""
     out = np.full(log.shape, LOST)
     for k in (0, 1):
         base, c = log[..., k + 1], factor[..., k]
         known = (base != LOST) & (c != LOST)
-        project = modular.COFACTORS[k] * pow(modular.COFACTORS[k], -1, PRIMES[k])
-        inside = modular.power(np.where(known, base, 0), np.asarray(project, np.uint64), k + 1)
+        inside = _in_subgroup(np.where(known, base, 0), k)
         out[..., k + 1] = np.where(known, modular.power(inside, np.where(known, c, 0), k + 1), LOST)
     return out
 

@@ -167,17 +167,19 @@ def test_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
 
+@pytest.mark.parametrize("kind", [Columns, HalfColumns])
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_the_mean_of_equal_elements_is_that_element(
-    count: int, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_equal_elements_have_that_mean_and_no_variance(
+    kind: type[Columns], count: int, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a sum over the number it would be next to it. A variance beside it is nothing."""
+    """As a sum over the number the mean would be next to it, in a chunk of five rows as well."""
     monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(count,)))
-    x = torch.randn(1, 21, generator=torch.Generator().manual_seed(1)).expand(301, 21).contiguous()
-    (made,) = run(tmp_path, Columns("columns", statistics, ((301, 21),), ({0: "n", 1: "c"},)), [x], dynamic)
-    assert torch.equal(made[0], x[0]) and not torch.equal(x.sum(0) / 301, x[0])
-    assert float(made[1].abs().max()) < 1e-12
+    x = torch.randn(1, 21, generator=torch.Generator().manual_seed(1)).expand(301, 21).to(kind.dtype)
+    rows = [x[:301], x[:5]] if dynamic else [x]
+    columns = kind("columns", statistics, ((301, 21),), ({0: "n", 1: "c"},))
+    for few, made in zip(rows, run(tmp_path, columns, [r.contiguous() for r in rows], dynamic), strict=True):
+        assert torch.equal(made[0], few[0].float()) and not made[1].any()
 
 
 def test_what_columns_are_made_of_is_not_stored_for_their_first_element() -> None:

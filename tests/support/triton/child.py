@@ -32,7 +32,7 @@ from triton.runtime.interpreter import (
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 LIBRARY: dict[str, Any] = {
-    "trunc": np.trunc, "rint": np.rint, "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "tanh": np.tanh,
+    "trunc": np.trunc, "nearbyint": np.rint, "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "tanh": np.tanh,
     "erfc": np.vectorize(math.erfc), "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "atan2": np.arctan2, "fmod": np.fmod, "pow": np.power,

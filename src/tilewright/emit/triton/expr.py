@@ -17,6 +17,7 @@ from tilewright.ir.program import Var, value_of
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import COMPARISONS, RING, is_index, natural
 
+from .angles import ANGLES_OF_SINGLES
 from .helpers import HELPERS, Helpers
 from .index import Indices
 from .scope import AND, ATOM, COMPARE, OR, PRODUCT, SUM, UNARY, XOR, Lines, Scope, Term, named_type, type_of
@@ -32,7 +33,7 @@ OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "e
 LANGUAGE = {"abs": "tl.abs", "floor": "tl.floor", "ceil": "tl.ceil", "exp": "tl.exp", "exp2": "tl.exp2",
             "log": "tl.log", "log2": "tl.log2", "sin": "tl.sin", "cos": "tl.cos", "erf": "tl.erf",
             "rsqrt": "tl.rsqrt", "sigmoid": "tl.sigmoid", "fma": "tl.fma"}  # fmt: skip
-LIBRARY = {"trunc": "trunc", "round": "rint", **{name: name for name in (
+LIBRARY = {"trunc": "trunc", "round": "nearbyint", **{name: name for name in (
     "expm1", "log10", "log1p", "tanh", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "atan2", "fmod", "pow")}}  # fmt: skip
 """Operations on floats that come from the library of device functions, with their names there."""
@@ -298,6 +299,8 @@ class Expressions:
         single = e.args[0].dtype.compute is f32
         if e.op in LANGUAGE:
             return self.call(LANGUAGE[e.op], args)
+        if single and e.op in ANGLES_OF_SINGLES:
+            return self.call(self.helpers.use(ANGLES_OF_SINGLES[e.op]), args)
         if e.op in LIBRARY:
             self.helpers.libdevice = True
             return self.call(f"libdevice.{LIBRARY[e.op]}", args)

@@ -5,6 +5,8 @@ Arguments are typed values (never bare numbers), scalars or blocks of any shape.
 
 from __future__ import annotations
 
+from .angles import ANGLES, NEEDED_BY_ANGLES
+
 HELPERS: dict[str, str] = {
     "floor_div": '''
 def floor_div(a, b):
@@ -174,10 +176,10 @@ def smaller(a, b):
     """Minimum; NaN wins."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 ''',
-}  # fmt: skip
+} | ANGLES  # fmt: skip
 """Name -> text. Within one text a name of another one is a call."""
 
-NEEDS: dict[str, tuple[str, ...]] = {"floor_divide": ("divide",)}
+NEEDS: dict[str, tuple[str, ...]] = {"floor_divide": ("divide",)} | NEEDED_BY_ANGLES
 """Helpers that a helper calls."""
 
 

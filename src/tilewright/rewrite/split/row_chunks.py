@@ -96,21 +96,27 @@ class Rows:
 
 def chunk_moments(elements: Sequence[Expr], start: Expr, rows: Rows, halves: bool) -> tuple[Expr, ...]:
     """A chunk of `elements` as one element of `merge_laws.moments_of_chunks`. The sum of a few halves is exact; else
-    each element counts from `start`."""
+    each element counts from `start`. The mean does so either way: of equal elements it is one of them, and the squares
+    are 0."""
     dtype = start.dtype
     one, zero, weight = const(1, dtype), const(0, dtype), rows.weight(dtype)
     inside = [rows.inside(k) for k in range(len(elements))]
     xs = [x if i is None else where(i, x, zero) for i, x in zip(inside, elements, strict=True)]
 
-    def distances(place: Expr) -> list[Expr]:
-        """From what is the same for all elements; 0 for one that is none, without reading it under another mask."""
+    def distances(values: Sequence[Expr], place: Expr) -> list[Expr]:
+        """From what is the same for all; 0 for one that is none, without reading it under another mask."""
         places = [place if i is None else call("mul", place, where(i, one, zero)) for i in inside]
-        return [call("sub", x, p) for x, p in zip(xs, places, strict=True)]
+        return [call("sub", x, p) for x, p in zip(values, places, strict=True)]
 
-    total = _total(xs)
-    mean = call("mul", total, call("div", one, call("maximum", weight, one)))
-    squares = _total([call("mul", d, d) for d in distances(mean)])
-    moved = call("sub", total, call("mul", weight, start)) if halves else _total(distances(start))
+    total, share = _total(xs), call("div", one, call("maximum", weight, one))
+    if halves:
+        moved = call("sub", total, call("mul", weight, start))
+        from_mean = distances(xs, call("add", start, call("mul", moved, share)))
+    else:
+        near = distances(xs, start)
+        moved = _total(near)
+        from_mean = distances(near, call("mul", moved, share))
+    squares = _total([call("mul", d, d) for d in from_mean])
     found = (weight, moved, squares, total)
     return found if rows.some is None else tuple(where(rows.some, e, zero) for e in found)
 
