@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from tests.support.tile_programs import M, N, Vars, peeled
+from tests.support.tile_programs import M, N, Vars, below, peeled
 
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.dtype import DType, bool_, f32, f64, i32, i64
@@ -18,6 +19,7 @@ from tilewright.ir.program import (
     Declare,
     GridAxis,
     Load,
+    Loop,
     Place,
     Stmt,
     Store,
@@ -34,6 +36,31 @@ FLOAT_ONLY = {"div", "fma", "isnan", "isinf", "pow", "atan2"} | {
     name for name, rule in SCALARS.items() if rule.arity == 1 and rule.cost >= 8
 }
 INTEGER_ONLY = {"and", "or", "xor", "not", "shl", "shr"}
+
+
+TILE = 16
+
+
+def pointwise(
+    inputs: Sequence[DType], outputs: Sequence[tuple[str, DType, Callable[..., Expr]]]
+) -> TileProgram:
+    """Several functions of the same inputs, one output each; grid over blocks of `TILE` lanes."""
+    g, c = Axis("g", dims.ceildiv(N, integer(TILE))), Axis("c", N)
+    var = Vars()
+    read = [Buffer(f"in{k}", t, N) for k, t in enumerate(inputs)]
+    made = [Buffer(name, t, N) for name, t, _ in outputs]
+    mask = below(c, N)
+    body: list[Stmt] = []
+    values: list[Expr] = []
+    for b in read:
+        v = var(b.dtype, c)
+        body.append(Load(v, b, axis(c), mask, const(1, b.dtype)))
+        values.append(value_of(v))
+    for b, (_, _, make) in zip(made, outputs, strict=True):
+        body.append(Store(b, axis(c), make(*values), (c,), mask))
+    start = dims.mul(axis(g), integer(TILE))
+    loop = Loop(c, start, dims.add(start, integer(TILE)), TILE, tuple(body))
+    return TileProgram((*read, *made), (GridAxis(g, g.extent),), (loop,), lane=c)
 
 
 def operations(dtype: DType) -> list[str]:

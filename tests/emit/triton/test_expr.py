@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emit.scalar_programs import divisor, operations, sample
-from tests.support.tile_programs import N, Vars, below
+from tests.emit.scalar_programs import divisor, operations, pointwise, sample
 from tests.support.triton.harness import Job, Outcome, build, interpret, same_as_interpreter
 
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32
-from tilewright.ir.expr import SCALARS, Axis, Expr, axis, call, cast, const, integer
-from tilewright.ir.program import Buffer, GridAxis, Load, Loop, Stmt, Store, TileProgram, value_of
-from tilewright.ir.sizes import dims
+from tilewright.ir.expr import SCALARS, Expr, call, cast, const
 from tilewright.lower.variants import Variant
 
 TYPES = ("f32", "f64", "i32", "i64", "u8", "i8", "i16", "bool")
-TILE = 16
 COUNT = 75
-
-
-def pointwise(
-    inputs: Sequence[DType], outputs: Sequence[tuple[str, DType, Callable[..., Expr]]]
-) -> TileProgram:
-    """Several functions of the same inputs, one output each; grid over blocks of `TILE` lanes."""
-    g, c = Axis("g", dims.ceildiv(N, integer(TILE))), Axis("c", N)
-    var = Vars()
-    read = [Buffer(f"in{k}", t, N) for k, t in enumerate(inputs)]
-    made = [Buffer(name, t, N) for name, t, _ in outputs]
-    mask = below(c, N)
-    body: list[Stmt] = []
-    values: list[Expr] = []
-    for b in read:
-        v = var(b.dtype, c)
-        body.append(Load(v, b, axis(c), mask, const(1, b.dtype)))
-        values.append(value_of(v))
-    for b, (_, _, make) in zip(made, outputs, strict=True):
-        body.append(Store(b, axis(c), make(*values), (c,), mask))
-    start = dims.mul(axis(g), integer(TILE))
-    loop = Loop(c, start, dims.add(start, integer(TILE)), TILE, tuple(body))
-    return TileProgram((*read, *made), (GridAxis(g, g.extent),), (loop,), lane=c)
 
 
 def arithmetic(dtype: DType, name: str) -> Job:
