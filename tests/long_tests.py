@@ -26,7 +26,9 @@ from types import MappingProxyType
 TABLE = Path(__file__).with_suffix(".json")
 MOST_SECONDS = 0.5
 """Then two cores run the others in a quarter of an hour."""
-LAWS = frozenset({"tests/test_layers.py", "tests/test_folders.py", "tests/test_init.py"})
+LAWS = frozenset(
+    {"tests/test_layers.py", "tests/test_folders.py", "tests/test_init.py", "tests/end_to_end/test_corpus.py"}
+)
 """Every landing holds them."""
 
 Names = Mapping[str, Sequence[str]]
