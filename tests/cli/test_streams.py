@@ -92,7 +92,9 @@ def test_a_table_without_rows_is_left_out() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
-@pytest.mark.parametrize("words", ["cache", "cache --json -"])
+@pytest.mark.parametrize(
+    "words", ["cache", "cache --json -", "--help", "--version", "help", "help run", "run --help"]
+)
 def test_a_full_device_is_one_line(words: str, tmp_path: Path) -> None:
     done = command(words, ">/dev/full", TILEWRIGHT_CACHE_DIR=str(tmp_path))
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -44,6 +44,12 @@ class _Group(click.Group):
             end = "" if text.endswith("?") else "."
             say(f"error: {text}{end} Hint: `{path} --help`", "red")
             sys.exit(error.exit_code)
+        except OSError as error:  # of a stream: what a verb prints is told by its screen
+            if error.filename is not None:
+                raise
+            if not isinstance(error, BrokenPipeError):
+                say(f"error: [cli] stdout cannot be written: {error.strerror}. Hint: make room there", "red")
+            sys.exit(ExitCode.FAILED if isinstance(error, BrokenPipeError) else ExitCode.WRONG_USE)
         except click.Abort:  # outside of a verb, which keeps what it found
             say("interrupted", "yellow")
             sys.exit(ExitCode.INTERRUPTED)
