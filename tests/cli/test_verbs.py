@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -232,6 +233,18 @@ def test_the_cache_is_listed_verified_and_cleared(here: Path) -> None:
     assert result.exit_code == 4 and str(library.parent) in result.output.replace("\n", "")
     assert invoke("cache", "clear").exit_code == 0 and told("cache")["entries"] == 0
     assert (here / "cache" / "kernels" / "ab" / "mine.txt").exists(), "what is not ours stays"
+
+
+def test_a_cache_that_nobody_may_read_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(root: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(root))
+
+    monkeypatch.setattr("tilewright.cli.machine.entries", refused)
+    for action in ("size", "verify", "clear"):
+        result = invoke("cache", action)
+        assert result.exit_code == 2 and "CACHE_DIR" in result.output
+        assert "the cache cannot be read: Permission denied" in result.output
+    assert "cannot be read" in str(told("env")["environment"])
 
 
 def test_a_cache_that_is_off_has_no_verbs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

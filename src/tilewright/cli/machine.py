@@ -35,8 +35,12 @@ def show_environment(screen: Screen) -> int:
     for package in ("triton", "onnxruntime"):
         with suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
-    root, held = _root(), _held()
+    root, held = _root(), ()
     facts["cache"] = "switched off" if root is None else str(root)
+    try:
+        held = () if root is None else _held(root)
+    except InputError as error:
+        facts["cache"] = f"{root}: {error.message}"
     facts["cache_bytes"] = sum(e.bytes for e in held)
     facts["cache_entries"] = len(held)
     names = [PREFIX + f.name.upper() for f in fields(Options)]
@@ -94,9 +98,14 @@ def _root() -> Path | None:
     return default_root(Options.make())
 
 
-def _held() -> tuple[StoreEntry, ...]:
-    root = _root()
-    return () if root is None else tuple(entries(root))
+def _held(root: Path) -> tuple[StoreEntry, ...]:
+    try:
+        return tuple(entries(root))
+    except OSError as error:
+        raise InputError(
+            f"the cache cannot be read: {error.strerror}", phase="cli", place=str(root),
+            hint=f"set {PREFIX}CACHE_DIR to a folder of your own",
+        ) from error  # fmt: skip
 
 
 def use_cache(screen: Screen, action: str) -> int:
@@ -104,7 +113,7 @@ def use_cache(screen: Screen, action: str) -> int:
     root = _root()
     if root is None:
         raise InputError("the cache is switched off", phase="cli", hint=f"unset {PREFIX}CACHE")
-    held = tuple(entries(root))
+    held = _held(root)
     total = sum(e.bytes for e in held)
     screen.facts |= {"action": action, "folder": str(root), "entries": len(held), "bytes": total}
     if action == "clear":

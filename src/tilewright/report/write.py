@@ -45,4 +45,4 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         or not os.access(target if target.exists() else folder, os.W_OK)
     ):
         hint = "name a file in a folder that exists and that you may write to"
-        raise InputError("the page cannot be written there", phase="report", place=os.fspath(path), hint=hint)
+        raise InputError("the file cannot be written there", phase="report", place=os.fspath(path), hint=hint)
