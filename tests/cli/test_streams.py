@@ -85,6 +85,14 @@ def test_rows_are_blocks_where_words_would_be_cut() -> None:
         assert any(line.split() == ["whose", "generated"] for line in lines) == blocks
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_columns_stand_below_each_other_in_any_encoding(encoding: str) -> None:
+    screen, raw = told(encoding)
+    screen.table("inputs", ("name", "type"), (("größe", "f32"), ("x", "f32")))
+    _, *lines = raw.getvalue().decode(encoding).splitlines()
+    assert len({line.index(word) for line, word in zip(lines, ("type", "f32", "f32"), strict=True)}) == 1
+
+
 def test_a_table_without_rows_is_left_out() -> None:
     screen, raw = told()
     screen.table("kernels", COLUMNS, ())

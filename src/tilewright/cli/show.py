@@ -148,6 +148,7 @@ class Screen:
         of lines."""
         if self.quiet or not rows:
             return
+        rows = [[self._told(cell) for cell in row] for row in rows]
         if len(columns) > 2 and _least_width(columns, rows) > self.out.width:
             self._blocks(title, columns, rows)
             return
@@ -171,6 +172,13 @@ class Screen:
                     block.add_row(plain(column), plain(cell_text(cell)))
             self._print(block)
             self._print("")
+
+    def _told(self, cell: Cell) -> Cell:
+        """A cell with escapes for what the stream cannot show: they count where columns are laid out."""
+        if not isinstance(cell, str):
+            return cell
+        encoding = self.out.encoding
+        return cell.encode(encoding, "backslashreplace").decode(encoding)
 
     def _print(self, shown: RenderableType, style: str = "", *, soft_wrap: bool = False) -> None:
         """To where results go. Raises InputError where that takes no more."""
