@@ -12,7 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import Steps
-from tilewright.analysis.loop_segments import Hidden, LoopSegment, segments, split_range, tiled_segments
+from tilewright.analysis.loop_segments import (
+    Hidden,
+    LoopSegment,
+    RangePiece,
+    segments,
+    split_range,
+    tiled_segments,
+)
 from tilewright.analysis.predicate import constant_under
 from tilewright.errors import VerifyError
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
@@ -20,6 +27,7 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import LOWERING
 
 from .alignment import alignment_pays
 from .data_bounds import compute_ends, readable_ends
@@ -75,6 +83,8 @@ class Lowering:
         self.at: LoopPlan | None = None
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
+        self.copies = 1
+        """In how many places the step that is being written stands."""
         self.blocks: list[tuple[Axis, int, Expr]] = []
         """Classes that are one block of the grid point: tile and first value."""
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
@@ -191,7 +201,9 @@ class Lowering:
             skip_hidden(self.ev, masks, lambda: self.body(loop))
             self.complete(loop)
 
-        for s in self.segments(loop, c):
+        segments, around = self.segments(loop, c), self.copies
+        self.copies *= max(1, len(segments))
+        for s in segments:
             for t in targets:
                 widen_state(self.ev, t, c, s.truths, s.mask)
             piece = partial(
@@ -205,6 +217,7 @@ class Lowering:
                 self.ev.out.append(Branch(call("lt", s.start, s.stop), (only,)))
             else:
                 self.ev.out.append(piece(s.start, s.stop))
+        self.copies = around
 
     def piece(
         self, c: Axis, tile: int, s: LoopSegment, inner: Callable[[], None], start: Expr, stop: Expr
@@ -251,6 +264,8 @@ class Lowering:
         if not loop.tiled:
             scalars = frozenset(a for a, t in scope.bound.items() if t == 1)
             pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, unwritten, scope.truths)
+            if not trimmed and not unwritten and self.is_too_long(len(pieces), roots):
+                pieces = [RangePiece(start, stop)]
             peel = self.schedule.tiling.peel
             return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, peel)]
         steps = Steps(c, start, stop, tile, exact)
@@ -260,6 +275,12 @@ class Lowering:
         ends, hidden = readable_ends(self.ev), Hidden() if unwritten else loop.hidden
         made = tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends)
         return compute_ends(self.ev, made, ends)
+
+    def is_too_long(self, pieces: int, roots: Sequence[Expr]) -> bool:
+        """Whether `roots` written in each of some pieces of a range, in each segment of the loops around, are more than
+        a compiler reads in a few seconds. What conditions decide is then masked in one piece."""
+        nodes = len({x for root in roots for x in walk(root)})
+        return pieces > 1 and self.copies * pieces * nodes > LOWERING.max_copied_nodes
 
     def unwritten(self, loop: LoopPlan) -> list[Expr]:
         """The expressions that a pass is to leave in scratch."""

@@ -341,3 +341,15 @@ class InPlaceLimits:
 
 
 IN_PLACE = InPlaceLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringLimits:
+    """Programs that are written for a kernel."""
+
+    max_copied_nodes: int = 1536
+    """Nodes of expressions times the pieces of loops in which they are written, up to which loops are cut where
+    conditions change. A function of 4,500 lines of C++, 36 copies of two tiles, took its compiler five minutes."""
+
+
+LOWERING = LoweringLimits()
