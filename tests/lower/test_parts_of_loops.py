@@ -4,6 +4,7 @@ scratch is not taken for what the next part leaves."""
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from tests.support.corpus import Case
 from tests.support.lowered import form_of
@@ -15,6 +16,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Memory, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
+from tilewright.tuning.search_limits import LoweringLimits
 
 
 def on_diagonal(x: Tensor) -> Tensor:
@@ -68,3 +70,22 @@ def test_what_an_outer_part_leaves_out_is_left_for_all_inner_steps() -> None:
     made = torch.compile(padded_rows, backend=tilewright.backend, options={"strict": True})(*given)
     exact = padded_rows(*(x.double() for x in given))
     assert tilewright.accuracy.compare(made, padded_rows(*given), exact).passed
+
+
+def framed(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x, (1, 2, 2, 1), mode="constant", value=3.0) * 2
+
+
+def test_a_step_stands_in_no_more_places_than_a_compiler_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts of each dim are nine bodies; where these would be too long, inner loops keep one, with masks."""
+    case = Case("framed", framed, ((16, 21),))
+    form = form_of(case)
+    row, column = sorted(form.classes(), key=lambda a: dims.static(a.extent) or 0)
+    plans = (ClassPlan(row, Role.STREAMED, 2), ClassPlan(column, Role.STREAMED, 8))
+    schedule, loops = Schedule(Tiling(plans, column)), list[int]()
+    for most in (1 << 20, 100, 1):
+        monkeypatch.setattr("tilewright.lower.lower.LOWERING", LoweringLimits(most))
+        loops.append(len(list(lower(form, schedule).loops())))
+        (made,) = results(case, schedule, form)
+        np.testing.assert_array_equal(made, framed(*case.inputs()).reshape(-1))
+    assert loops[0] > loops[1] > loops[2]
