@@ -201,9 +201,9 @@ class Lowering:
             skip_hidden(self.ev, masks, lambda: self.body(loop))
             self.complete(loop)
 
-        segments, around = self.segments(loop, c), self.copies
-        self.copies *= max(1, len(segments))
-        for s in segments:
+        parts, around = self.segments(loop, c), self.copies
+        self.copies *= max(1, len(parts))
+        for s in parts:
             for t in targets:
                 widen_state(self.ev, t, c, s.truths, s.mask)
             piece = partial(
@@ -278,7 +278,7 @@ class Lowering:
 
     def is_too_long(self, pieces: int, roots: Sequence[Expr]) -> bool:
         """Whether `roots` written in each of some pieces of a range, in each segment of the loops around, are more than
-        a compiler reads in a few seconds. What conditions decide is then masked in one piece."""
+        the next compiler should read. What conditions decide is then masked in one piece."""
         nodes = len({x for root in roots for x in walk(root)})
         return pieces > 1 and self.copies * pieces * nodes > LOWERING.max_copied_nodes
 

@@ -225,8 +225,6 @@ class Plan:
 
 def core_ns_of(launches: Sequence[Launch]) -> Expr | None:
     """Nanoseconds that launches take one core together; None where nobody knows."""
-    if len(launches) == 1:
-        return launches[0].core_ns
     known = [x.core_ns for x in launches if x.core_ns is not None]
     return add(*known) if len(known) == len(launches) else None
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Expr, Symbol, leaves
-from tilewright.tuning.search_limits import EXPRESSIONS
 
 Number = int | float | bool
-Evaluated = Callable[[Mapping[str, Number]], Number]
 
 _OPS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -55,29 +51,18 @@ def number(e: Expr, sizes: Mapping[str, Number]) -> Number:
     """The value of `e` with each symbol replaced by its entry in `sizes`. Raises KeyError for one without.
 
     A divisor of 0 in index arithmetic gives 0, as such an index is never used."""
-    return _function_of(e)(sizes)
-
-
-@lru_cache(EXPRESSIONS.memo_results)
-def _function_of(e: Expr) -> Evaluated:
-    """`e` as a function of sizes: each new size of a plan asks for the same numbers again."""
     if e.op == "const":
         assert isinstance(e.value, (bool, int, float))
-        value = e.value
-        return lambda _: value
+        return e.value
     if isinstance(e.value, Symbol):
-        return itemgetter(e.value.name)
-    args = [_function_of(a) for a in e.args]
+        return sizes[e.value.name]
+    args = [number(a, sizes) for a in e.args]
     if e.op in ("cast", "narrow"):
-        (of,), to = args, bool if e.dtype is bool_ else float if e.dtype.is_float else int
-        return lambda sizes: to(of(sizes))
+        return bool(args[0]) if e.dtype is bool_ else float(args[0]) if e.dtype.is_float else int(args[0])
     rule = _OPS.get(e.op)
     if rule is None:
         raise VerifyError(f"{e.op} has no meaning on the host", phase="ir")
-    if len(args) == 2:
-        first, second = args
-        return lambda sizes: rule(first(sizes), second(sizes))
-    return lambda sizes: rule(*[f(sizes) for f in args])
+    return rule(*args)
 
 
 def size(e: Expr, sizes: Mapping[str, Number]) -> int:

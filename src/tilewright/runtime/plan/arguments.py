@@ -13,12 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError, NoElements, UnsupportedError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Symbol
-from tilewright.ir.graph import PART
 from tilewright.ir.sizes.dims import symbols_of
-from tilewright.ir.sizes.host import Number, number, size
-from tilewright.plan.data import Binding, Plan, PlanSegment, Spec
+from tilewright.ir.sizes.host import Number, number
+from tilewright.plan.data import Binding, Plan, Spec
 from tilewright.plan.data import Part as Where
 
 from .tensors import copy_into, memory_range, repeats_memory, torch_dtype
@@ -200,13 +199,3 @@ def check_apart(k: int, given: Tensor, ranges: list[tuple[str, tuple[int, int]]]
                 f"out {k} overlaps {what}", phase="input", place=f"out {k}", hint="give each its own memory"
             )
     ranges.append((f"out {k}", (low, high)))
-
-
-def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
-    """Raise NoElements unless `sizes` fulfil what the segment requires."""
-    for p in segment.preconditions:
-        if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
-            what, hint = f"{p.why}: {p.size} is 0", "give that dim at least one element"
-            if p.why == PART:
-                what, hint = p.why, "call it without compiling to see the sizes"
-            raise NoElements(what, phase="run", op=p.op, place=p.place, hint=hint)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
-from tilewright.errors import InputError, OutOfMemory
+from tilewright.errors import InputError, NoElements, OutOfMemory
 from tilewright.ir.expr import Expr
+from tilewright.ir.graph import PART
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
@@ -34,7 +35,6 @@ from tilewright.tuning.input_limits import KEPT_MEMORY
 from tilewright.tuning.thresholds import CPU_WORK
 
 from . import steps
-from .arguments import check_preconditions
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import BuiltUnit, Launching
 from .reading import Lies, reader
@@ -56,18 +56,13 @@ class Layouts:
             return found
 
         known = self.sizes.keys()
-        bound = {b.symbol for b in plan.bindings}
-        self.complete = known >= bound and not any(segment.measures for segment in plan.segments)
-        """Whether all sizes are known: none is found while the plan runs."""
         self.shapes: list[tuple[int, ...]] = []
         self.strides: list[tuple[int, ...]] = []
         self.offsets: list[int] = []
         self.ready: list[bool] = []
         """Whether every size of a buffer is known yet."""
         for b in plan.buffers:
-            ready = self.complete or all(
-                name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset))
-            )
+            ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
             self.ready.append(ready)
             self.shapes.append(tuple(map(value, b.spec.shape)) if ready else ())
             if min(self.shapes[-1], default=0) < 0:
@@ -85,6 +80,16 @@ class Layouts:
             return 0
         reach = sum((n - 1) * s for n, s in zip(shape, self.strides[b], strict=True))
         return (reach + 1) * plan.buffers[b].spec.dtype.bytes
+
+
+def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
+    """Raise NoElements unless `sizes` fulfil what the segment requires."""
+    for p in segment.preconditions:
+        if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
+            what, hint = f"{p.why}: {p.size} is 0", "give that dim at least one element"
+            if p.why == PART:
+                what, hint = p.why, "call it without compiling to see the sizes"
+            raise NoElements(what, phase="run", op=p.op, place=p.place, hint=hint)
 
 
 class BoundSegment:
@@ -222,7 +227,6 @@ class Workspace:
             on_large_pages(self.arena)
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
         self.arena_slot = len(plan.buffers)
-        self._located: dict[int, tuple[int, int]] = {}
         self.bases[-1] = self.arena.data_ptr()
         sources = {x.source for x in plan.buffers}
         used = sources | set(_tensors_used(part.segment))
@@ -271,12 +275,6 @@ class Workspace:
 
     def locate(self, b: int) -> tuple[int, int]:
         """Slot in `bases` and byte offset behind it where buffer `b` starts."""
-        found = self._located.get(b)
-        if found is None:
-            found = self._located[b] = self._locate(b)
-        return found
-
-    def _locate(self, b: int) -> tuple[int, int]:
         buffers = self.part.plan.buffers
         offset = 0
         while buffers[b].home is Home.VIEW:
@@ -386,12 +384,10 @@ class Workspace:
 
     def _nanoseconds(self, core_ns: Expr | None) -> int | None:
         """A time under these sizes, as far as they are known."""
-        layouts = self.part.layouts
-        if core_ns is None:
+        sizes = self.part.layouts.sizes
+        if core_ns is None or not all(name in sizes for name in names_in((core_ns,))):
             return None
-        if not layouts.complete and not all(name in layouts.sizes for name in names_in((core_ns,))):
-            return None
-        return size(core_ns, layouts.sizes)
+        return size(core_ns, sizes)
 
     def viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""

@@ -26,7 +26,6 @@ from .arguments import (
     check_apart,
     check_out,
     check_placed,
-    check_preconditions,
     check_real,
     check_surroundings,
     check_tensor,
@@ -34,7 +33,7 @@ from .arguments import (
     solve,
     symbols_of_plan,
 )
-from .bound import BoundSegment, Workspace
+from .bound import BoundSegment, Workspace, check_preconditions
 from .known_sizes import Bound, Join, Quick, Result, never
 from .launch import BuiltUnit
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
