@@ -132,3 +132,33 @@ def test_operands_of_the_selected_kernel_may_be_named() -> None:
     assert select(**given, **window) == select(given["input"], given["weight"], bias=None, **window)
     with any_kernels():
         assert select(**given, **window)
+
+
+@pytest.mark.parametrize("fmt", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_pads_have_the_declared_strides(mode: str, dims: int, fmt: torch.memory_format) -> None:
+    """Seen with torch 2.11 (images) to 2.13 (volumes, and gradients): channels-last stays, row-major was declared.
+
+    A convolution's gradient behind such a pad took another kernel of the library than eager, and erred more.
+    """
+    if dims == 3 and fmt is torch.channels_last:
+        fmt = torch.channels_last_3d
+    x = torch.randn((2, 3, 6, 5, 4)[: 2 + dims]).contiguous(memory_format=fmt)
+    name = {"reflect": "reflection", "replicate": "replication"}[mode] + f"_pad{dims}d"
+    forward = getattr(torch.ops.aten, name).default
+    backward = getattr(torch.ops.aten, name + "_backward").default
+    y = forward(x, [1] * 2 * dims)
+    for op, given in ((forward, (x,)), (backward, (y, x)), (backward, (y.contiguous(), x))):
+        made = op(*given, [1] * 2 * dims)
+        with FakeTensorMode() as mode_:
+            told = op(*map(mode_.from_tensor, given), [1] * 2 * dims)
+        assert (told.shape, told.stride()) == (made.shape, made.stride())
+
+
+def test_unbatched_and_named_pads_are_declared() -> None:
+    x = torch.randn(3, 6, 5)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        assert torch.ops.aten.reflection_pad2d(fake, [1, 1, 2, 2]).shape == (3, 10, 7)
+        assert torch.ops.aten.replication_pad2d(self=fake, padding=[1, 1, 2, 2]).stride() == (70, 7, 1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch.torch_version import TorchVersion
@@ -106,6 +107,32 @@ def gradient_of_its_type(usual: Declaration) -> Declaration:
 
 _GROUP_NORM_BACKWARD: OpOverload = torch.ops.aten.native_group_norm_backward.default
 
+_aten = torch.ops.aten
+_PADS: tuple[OpOverload, ...] = (
+    *(_aten.reflection_pad2d.default, _aten.reflection_pad3d.default),
+    *(_aten.replication_pad2d.default, _aten.replication_pad3d.default),
+)
+_PADS_BACKWARD: tuple[OpOverload, ...] = (
+    *(_aten.reflection_pad2d_backward.default, _aten.reflection_pad3d_backward.default),
+    *(_aten.replication_pad2d_backward.default, _aten.replication_pad3d_backward.default),
+)
+
+
+def in_memory_format(usual: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """The declaration `usual` of a pad with a result that lies as the CPU's kernels leave it: in the memory format of
+    the operand at `place`. Row-major results were declared (2.13 has it right for images, forward), so that what
+    follows channels-last images took another layout, and perhaps another kernel, than eager."""
+
+    @functools.wraps(usual)
+    def declared(*args: Any, **named: Any) -> Tensor:
+        y = usual(*args, **named)
+        x = args[place] if place < len(args) else None
+        if not isinstance(x, Tensor) or x.device.type != "cpu":
+            return y
+        return y.contiguous(memory_format=suggest_memory_format(x))
+
+    return declared
+
 
 _freely: ContextVar[bool] = ContextVar("freely", default=False)
 _select_kernel = torch._C._select_conv_backend
@@ -137,12 +164,15 @@ def correct_declarations() -> None:
     for op in _NORMS_OF_STATISTICS:
         _declare(op, statistics_in_singles)
     _declare(_GROUP_NORM_BACKWARD, gradient_of_its_type)
+    for place, pads in enumerate((_PADS, _PADS_BACKWARD)):
+        for op in pads:
+            _declare(op, functools.partial(in_memory_format, place=place))
     if not COUNTS_FROM_THE_END:
         _correct_norms()
     FakeTensorMode.cache_clear()  # another backend may have asked before
 
 
-def _declare(op: OpOverload, change: Callable[[Declaration], Declaration]) -> None:
+def _declare(op: OpOverload, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Change the declaration of an op, in torch's tables and where fake tensors ask first."""
     for table in global_decomposition_table.values():
         if op in table:
