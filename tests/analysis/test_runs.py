@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tilewright.analysis.runs import hidden_runs, side_by_side
+from tilewright.analysis.runs import hidden_runs, interleaved_store, side_by_side
 from tilewright.ir.expr import Axis, Expr, axis, integer, substitute, symbol
 from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
@@ -77,3 +77,56 @@ def test_copies_of_sizes_that_are_not_known() -> None:
     n = symbol("n", 1)
     assert side_by_side(dims.add(dims.mul(m, n), k), (M, K), 16) == 16
     assert side_by_side(dims.add(dims.mul(m, dims.integer(147)), k), (M, K), 16) == 1
+
+
+# --- axes that take turns ------------------------------------------------------------
+
+ROWS, COLUMNS = Axis("r", dims.integer(1024)), Axis("c", dims.integer(64))
+LEAST = 16
+
+
+def shuffled(count: int, width: int) -> Expr:
+    """An element of an image `width` places wide whose places become `count` squared ones of fewer channels."""
+    r, c, n = axis(ROWS), axis(COLUMNS), dims.integer(count)
+    w, h = dims.mod(r, dims.integer(width)), dims.floordiv(r, dims.integer(width))
+    across, down = dims.mod(c, n), dims.mod(dims.floordiv(c, n), n)
+    channel = dims.floordiv(c, dims.integer(count**2))
+    line = dims.add(dims.mul(h, n), down)
+    places = dims.integer(1024 * count**2)
+    return dims.add(
+        dims.mul(channel, places), dims.mul(line, dims.integer(width * count)), dims.mul(w, n), across
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "length"), [(2, 64, 128), (2, 24, 16), (4, 32, 128), (2, 8, 16), (8, 4, 32)]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_turns_are_as_they_are_told(count: int, width: int, length: int, *, turned: bool) -> None:
+    offset, tiles = shuffled(count, width), {ROWS: 128, COLUMNS: 32}
+    axes = (COLUMNS, ROWS) if turned else (ROWS, COLUMNS)
+    found = interleaved_store(offset, axes, tiles, {ROWS, COLUMNS}, LEAST)
+    assert found is not None
+    assert (found.rows, found.columns, found.count, found.length) == (ROWS, COLUMNS, count, length)
+    rows = length // count
+    for first, beside in itertools.product(range(0, 256, rows), range(0, 64, count)):
+        run = [
+            value(offset, {ROWS: first + r, COLUMNS: beside + c}) for r in range(rows) for c in range(count)
+        ]
+        assert run == list(range(run[0], run[0] + length))
+        assert run[0] % found.multiple == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "even"),
+    [
+        (shuffled(2, 7), {ROWS, COLUMNS}),  # turns of fewer than are stored at once
+        (shuffled(2, 64), {COLUMNS}),  # a block may begin in the middle of a line
+        (shuffled(16, 4), {ROWS, COLUMNS}),  # columns are enough
+        (shuffled(1, 64), {ROWS, COLUMNS}),  # rows alone
+        (dims.add(dims.mul(axis(ROWS), symbol("n", 1)), axis(COLUMNS)), {ROWS, COLUMNS}),
+    ],
+    ids=["short", "anywhere", "columns", "rows", "unknown"],
+)
+def test_other_axes_take_no_turns(offset: Expr, even: set[Axis]) -> None:
+    assert interleaved_store(offset, (ROWS, COLUMNS), {ROWS: 128, COLUMNS: 32}, even, LEAST) is None

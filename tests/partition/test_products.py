@@ -79,6 +79,18 @@ def test_what_mixes_rows_and_columns_along_memory_stays_outside(width: int, join
     assert groups(body) == [["matmul", "bias", "relu"] if joins else ["matmul", "bias"]]
 
 
+@pytest.mark.parametrize(("rows", "joins"), [(8, True), (16, True), (12, False)])
+def test_turns_of_rows_and_columns_may_be_stored_together(rows: int, *, joins: bool) -> None:
+    """Two columns of each of eight rows are as much as memory takes at once; with twelve, turns begin anywhere."""
+
+    def body(m: Net, x: Tensor) -> Tensor:
+        wide = m.a(x.repeat(1, 4, 1)[:, :1].expand(2, rows, 16).contiguous())
+        return wide.view(2, rows, 16, 2).transpose(1, 2).reshape(2, 16, 2 * rows).relu()
+
+    (names,) = groups(body)
+    assert ("relu" in names) is joins
+
+
 def test_products_of_the_same_rows_stand_together() -> None:
     (names,) = groups(lambda m, x: (m.a(x), m.b(x), m.c(x)))
     assert names == ["matmul", "bias"] * 3

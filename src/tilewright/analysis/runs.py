@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
-from tilewright.ir.selection import ElementRun, SharedElement
+from tilewright.ir.selection import ElementRun, InterleavedStore, SharedElement
 from tilewright.ir.sizes import dims
 
 _PLAIN = frozenset(
@@ -74,6 +74,27 @@ def hidden_runs(
     return found if any(r.length > 1 for r in found) else ()
 
 
+def interleaved_store(
+    offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis], least: int
+) -> InterleavedStore | None:
+    """How two block axes take turns in memory, if they do: runs along one that are shorter than `least`, each followed
+    by that of its next along the other, until at least as many lie side by side. Sizes are known, and blocks of the
+    axes in `even` begin at multiples of their tiles."""
+    if len(axes) != 2 or not _is_plain(offset) or dims.symbols_of(offset):
+        return None
+    aligned = {a: tiles[a] if a in even else 1 for a in axes}
+    for rows, columns in (axes, axes[::-1]):
+        run = _run(offset, columns, aligned[columns])
+        behind = _run(offset, rows, aligned[rows], run.length)
+        length = run.length * behind.length
+        if 1 < run.length < least <= length:
+            halves = {r.axis: halved(r.axis, aligned[r.axis], r.length, r.axis.name) for r in (run, behind)}
+            firsts = {axis(a): outer for a, (outer, _) in halves.items()}
+            multiple = _multiple(substitute(offset, firsts)) or length
+            return InterleavedStore(rows, columns, run.length, length, min(multiple, length))
+    return None
+
+
 def shared_elements(
     offset: Expr, axes: Sequence[Axis], tiles: Mapping[Axis, int], even: Collection[Axis]
 ) -> tuple[SharedElement, ...]:
@@ -96,22 +117,26 @@ def _alike(offset: Expr, a: Axis, tile: int) -> int:
     return 1
 
 
-def halved(a: Axis, tile: int, length: int) -> tuple[Expr, Expr]:
-    """An axis whose blocks begin at multiples of `tile` as a multiple of `length` and what is below it."""
+def halved(a: Axis, tile: int, length: int, name: str = "") -> tuple[Expr, Expr]:
+    """An axis whose blocks begin at multiples of `tile` as a multiple of `length` and what is below it. The `name`
+    tells its halves from those of others."""
     count = dims.ceildiv(a.extent, dims.integer(tile))
-    outer = Axis("outer", dims.mul(count, dims.integer(tile // length)))
-    inner = Axis("inner", dims.integer(length))
+    outer = Axis(f"outer{name}", dims.mul(count, dims.integer(tile // length)))
+    inner = Axis(f"inner{name}", dims.integer(length))
     return dims.mul(axis(outer), dims.integer(length)), axis(inner)
 
 
-def _run(offset: Expr, a: Axis, tile: int) -> ElementRun:
-    """The longest runs along an axis whose blocks begin at multiples of `tile`, by halving."""
+def _run(offset: Expr, a: Axis, tile: int, step: int = 1) -> ElementRun:
+    """The longest runs along an axis whose blocks begin at multiples of `tile`, by halving: neighbours lie `step` from
+    each other."""
     length = tile
     while length > 1:
         outer, inner = halved(a, tile, length)
         parted = substitute(offset, {axis(a): dims.add(outer, inner)})
-        if dims.coefficient(parted, inner) is dims.ONE:
-            return ElementRun(a, length, _multiple(dims.sub(parted, inner)) or length)
+        if dims.coefficient(parted, inner) is dims.integer(step):
+            return ElementRun(
+                a, length, _multiple(dims.sub(parted, dims.mul(inner, dims.integer(step)))) or length
+            )
         length //= 2
     return ElementRun(a, 1, _multiple(offset) or 1)
 

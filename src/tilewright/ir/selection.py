@@ -90,6 +90,23 @@ class ElementRun:
 
 
 @dataclass(frozen=True, slots=True)
+class InterleavedStore:
+    """A store in which the axes of a block take turns in memory: `count` neighbours along `columns` lie side by side,
+    and behind them as many of the next along `rows`. It goes row by row within `count` columns, so that `length`
+    elements lie side by side where it is stored; where the first of each such run lies is a multiple of `multiple`."""
+
+    rows: Axis
+    columns: Axis
+    count: int
+    length: int
+    multiple: int
+
+    def __str__(self) -> str:
+        side = f"{self.count} of {self.columns.name} for each of {self.rows.name}"
+        return f"{side}, {self.length} at multiples of {self.multiple}"
+
+
+@dataclass(frozen=True, slots=True)
 class SharedElement:
     """Along the block axis `axis`, each `count` neighbours of a load are one element of memory, as the parts of a
     packed word are, or what has a scale in common: it is loaded once."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tilewright.analysis.runs import halved
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
-from tilewright.ir.expr import Expr, axis, substitute, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
@@ -237,11 +237,10 @@ class _Finder:
         return None if self.would_wait(more, own) else more
 
     def scatters(self, reader: Op, own: set[Op]) -> bool:
-        """Whether neighbours in memory of a reader's result lie now here, now there in what the group makes: a shuffle
-        of pixels whose result has rows innermost takes pairs of columns from one row after the other. Threads of a
-        block would store along neither."""
+        """Whether neighbours in memory of a reader's result lie now here, now there in what the group makes, so that
+        threads of a block would store along neither."""
         assert reader.expr is not None
-        least, strides = GPU_MATMUL.min_stored_run_elements, self.strides(reader.output)
+        strides = self.strides(reader.output)
         nearest = [
             a
             for a, step in zip(reader.expr.axes, strides, strict=True)
@@ -253,10 +252,7 @@ class _Finder:
             if self.producer.get(v) not in own:
                 continue
             steps = (dims.mul(i, s) for i, s in zip(r.args, self.strides(v), strict=True))
-            offset = dims.add(dims.ZERO, *steps)
-            outer, inner = halved(nearest[0], least, least)
-            run = substitute(offset, {axis(nearest[0]): dims.add(outer, inner)})
-            if dims.coefficient(run, inner) is None:
+            if not _lies_in_runs(dims.add(dims.ZERO, *steps), nearest[0]):
                 return True
         return False
 
@@ -319,6 +315,33 @@ class _Finder:
 def _is_of_places(weight: Value) -> bool:
     """Whether the windows of a convolution with this weight are single places."""
     return all(n is dims.ONE for n in weight.shape[2:])
+
+
+def _lies_in_runs(offset: Expr, nearest: Axis) -> bool:
+    """Whether neighbours along an axis lie at an even distance of each other at `offset`, as far as memory takes them
+    at once. A shuffle of pixels whose result has rows innermost takes pairs of columns from one row after the other:
+    where sizes are known, a kernel may store such turns together (`InterleavedStore`)."""
+    least = GPU_MATMUL.min_stored_run_elements
+    first, inner = halved(nearest, least, least)
+    if _is_linear(offset, nearest, [first, inner]):
+        return True
+    extent, count = dims.static(nearest.extent), least // 2
+    if extent is None or extent % least or dims.symbols_of(offset):
+        return False
+    while count > 1:
+        number = dims.integer(count)
+        turn, side = axis(Axis("turn", dims.integer(least // count))), axis(Axis("side", number))
+        if _is_linear(offset, nearest, [first, dims.mul(turn, number), side]):
+            return True
+        count //= 2
+    return False
+
+
+def _is_linear(offset: Expr, along: Axis, parts: Sequence[Expr]) -> bool:
+    """Whether `offset`, where `along` is the sum of `parts`, is linear in each of these but the first."""
+    moved = substitute(offset, {axis(along): dims.add(*parts)})
+    own = (a for part in parts[1:] for a in axes_of(part))
+    return all(dims.coefficient(moved, a) is not None for a in own)
 
 
 def _is_plain(op: Op, seed: Op, graph: Graph) -> bool:

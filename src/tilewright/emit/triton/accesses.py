@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, substitute
 from tilewright.ir.program import Descriptor, Load, Loop, Store, TileProgram, Var
-from tilewright.ir.selection import SharedElement
+from tilewright.ir.selection import ElementRun, InterleavedStore, SharedElement
 from tilewright.ir.sizes import dims
 
 from .addresses import BoundAxes
@@ -224,6 +224,8 @@ class Accesses:
         printer = self.printer
         value_of = s.unrounded
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
+        if s.interleaved is not None:
+            s, value = self.in_turns(s, s.interleaved, value)
         mask, offset = self.mask(s.mask), self.offset(s)
         wanted = printer.union([t for t in (offset, mask, value) if t is not None])
         text = f"{self.address(s, offset, wanted)}, {printer.fit(value, wanted).text}"
@@ -235,3 +237,35 @@ class Accesses:
             self.lines.put("tl.debug_barrier()")  # other threads may hold copies of what is stored over
             self.loads = False
         self.lines.put(f"tl.store({text})")
+
+    def in_turns(self, s: Store, turns: InterleavedStore, value: Term) -> tuple[Store, Term]:
+        """A store of `value` over two other axes: groups of columns, and within a group all that lies side by side. No
+        element changes its place in memory; threads are dealt out along it."""
+        printer, rows, columns, count = self.printer, turns.rows, turns.columns, turns.count
+        value = printer.spread(value, printer.ordered((rows, columns)), s.buffer.dtype)
+        groups, along = self.words(SharedElement(columns, count)), self.both(rows, count)
+        tile, number = printer.tiles[rows], dims.integer(count)
+        parts = [str(printer.tiles[groups]), str(count)]
+        first = value.dims[0] == rows
+        shape, order = ([str(tile), *parts], "1, 0, 2") if first else ([*parts, str(tile)], "0, 2, 1")
+        apart = f"tl.permute(tl.reshape({value.text}, [{', '.join(shape)}]), ({order}))"
+        laid = Term(f"tl.reshape({apart}, {printer.shape((groups, along))})", ATOM, (groups, along))
+        places = {
+            axis(rows): dims.floordiv(axis(along), number),
+            axis(columns): dims.add(dims.mul(axis(groups), number), dims.mod(axis(along), number)),
+        }
+        runs = (ElementRun(groups, 1, 1), ElementRun(along, turns.length, turns.multiple))
+        mask = None if s.mask is None else substitute(s.mask, places)
+        moved = replace(s, offset=substitute(s.offset, places), mask=mask, runs=runs, interleaved=None)
+        return moved, laid
+
+    def both(self, rows: Axis, count: int) -> Axis:
+        """An axis, bound here, of `count` elements for each of some rows, one row after the other."""
+        printer, first = self.printer, self.firsts[rows]
+        own = Axis(f"t{self._number[rows]}_{count}", dims.mul(rows.extent, dims.integer(count)))
+        tile = printer.tiles[rows] * count
+        printer.append(own, tile)
+        zero = first.number and first.text == "0"
+        start = first if zero else Term(f"{first.at(PRODUCT)} * {count}", PRODUCT)
+        self.bind(Loop(own, dims.ZERO, dims.ZERO, tile, ()), start, f"{own.name}")
+        return own

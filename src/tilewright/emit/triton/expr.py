@@ -118,6 +118,10 @@ class Expressions:
         """Let `part`, of blocks of `tile`, be an axis in the place of another one."""
         self.tiles[part], self.position[part] = tile, self.position[whole]
 
+    def append(self, a: Axis, tile: int) -> None:
+        """Let `a`, of blocks of `tile`, be an axis behind all others."""
+        self.tiles[a], self.position[a] = tile, len(self.position)
+
     def fit(self, term: Term, wanted: tuple[Axis, ...]) -> Term:
         """`term` with a dimension for each axis of `wanted`, of size 1 where it has none. A scalar stays one."""
         if not term.dims or term.dims == wanted:

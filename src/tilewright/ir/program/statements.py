@@ -11,6 +11,7 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.selection import (
     Access,
     ElementRun,
+    InterleavedStore,
     MatrixMultiply,
     MicroKernel,
     RegisterLoop,
@@ -105,7 +106,7 @@ class Store:
     """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
 
     Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches.
-    `access` and `runs` are as those of a load."""
+    `access` and `runs` are as those of a load. `interleaved`: where its two axes take turns in memory."""
 
     buffer: Buffer
     offset: Expr
@@ -115,6 +116,7 @@ class Store:
     stream: Expr | None = None
     access: Access | None = None
     runs: tuple[ElementRun, ...] = ()
+    interleaved: InterleavedStore | None = None
 
     @property
     def unrounded(self) -> Expr:

@@ -100,7 +100,8 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
-                how = f"{past}{_told(s.access)}{_runs(s)}"
+                turns = "" if s.interleaved is None else f" interleaved: {s.interleaved}"
+                how = f"{past}{_told(s.access)}{_runs(s)}{turns}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
                     f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"

@@ -6,32 +6,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from tilewright.analysis.runs import hidden_runs, shared_elements
+from tilewright.analysis.runs import hidden_runs, interleaved_store, shared_elements
 from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store
 from tilewright.ir.selection import SharedElement
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 
 def tell_runs(
-    body: Sequence[Stmt], tiles: Mapping[Axis, int], even: frozenset[Axis] = frozenset()
+    body: Sequence[Stmt], tiles: Mapping[Axis, int], turns: bool = False, even: frozenset[Axis] = frozenset()
 ) -> tuple[Stmt, ...]:
-    """`body` with the runs of its loads and stores along the block axes `tiles`. Blocks of the axes in `even`, which
-    are bound around it, begin at multiples of their tiles."""
+    """`body` with the runs of its loads and stores along the block axes `tiles`, and of stores, if asked, how axes take
+    `turns`. Blocks of the axes in `even`, which are bound around it, begin at multiples of their tiles."""
+    least = GPU_MATMUL.min_stored_run_elements
     made: list[Stmt] = []
     for s in body:
         match s:
             case Load():
                 s = replace(s, runs=hidden_runs(s.offset, _blocks(s.var.axes, tiles), tiles, even))
             case Store():
-                s = replace(s, runs=hidden_runs(s.offset, _blocks(s.axes, tiles), tiles, even))
+                own = _blocks(s.axes, tiles)
+                taking = interleaved_store(s.offset, own, tiles, even, least) if turns else None
+                s = replace(s, runs=hidden_runs(s.offset, own, tiles, even), interleaved=taking)
             case Loop():
                 inside = even | {s.axis} if dims.divisible(s.start, s.tile) else even - {s.axis}
-                s = replace(s, body=tell_runs(s.body, tiles, inside))
+                s = replace(s, body=tell_runs(s.body, tiles, turns, inside))
             case Nest():
-                s = replace(s, body=tell_runs(s.body, tiles, even))
+                s = replace(s, body=tell_runs(s.body, tiles, turns, even))
             case Branch():
-                s = replace(s, body=tell_runs(s.body, tiles, even), orelse=tell_runs(s.orelse, tiles, even))
+                yes, no = (tell_runs(b, tiles, turns, even) for b in (s.body, s.orelse))
+                s = replace(s, body=yes, orelse=no)
             case _:
                 pass
         made.append(s)
