@@ -154,6 +154,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = gpu_report.parser(__doc__)
     gpu_report.child_options(parser)
+    parser.add_argument("--gpus", type=int, default=1, help="devices between which chains are dealt out")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
     made = parser.parse_args(given)
     for name in made.only:
@@ -181,7 +182,7 @@ def main(given: Sequence[str] | None = None) -> int:
             wanted = [f.facts() for f in figures(found)]
             record.write_json(arguments.json, head | {"figures": wanted, "chains": found})
 
-    limits = Limits(arguments.build or 0.7 * arguments.budget, arguments.budget)
+    limits = Limits(arguments.build or 0.7 * arguments.budget, arguments.budget, arguments.gpus)
     passed = [
         f"--device={arguments.device}",
         f"--rounds={arguments.rounds}",

@@ -1,8 +1,8 @@
 """Children that build side by side and time one at a time.
 
 Building (imports, tracing, compiling, checking results) keeps one core busy for most of its time, so all
-children do it at once. Timing needs the device alone: a child waits for it until nobody builds or times any
-more. Each child writes its figures to a file of its own after every row; the parent merges them. A child
+children do it at once. Timing needs the device alone: a child waits for it until nobody builds or times there
+any more. Each child writes its figures to a file of its own after every row; the parent merges them. A child
 that crashes or runs out of time costs its own rows and nobody else's.
 """
 
@@ -71,6 +71,7 @@ class Child:
     process: subprocess.Popen[bytes]
     path: Path
     log: Path
+    gpu: int
     facts: Facts = field(default_factory=dict)
     ended: str = ""
     _seen: float = 0.0
@@ -108,10 +109,12 @@ class Child:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds from the start: when building ends, and when everything ends."""
+    """Seconds from the start: when building ends, and when everything ends; and between how many `gpus` children are
+    dealt out."""
 
     build: float
     total: float
+    gpus: int = 1
 
 
 def run(
@@ -131,12 +134,14 @@ def run(
     done: dict[str, Facts] = {}
     with tempfile.TemporaryDirectory(prefix="turns-") as name:
         folder = Path(name)
-        extra = ["--turns", str(folder / "turn"), "--build-until", str(start + limits.build), *arguments]
+        extra = ["--build-until", str(start + limits.build), *arguments]
         try:
             while waiting or children:
                 age = time.time() - start
                 while waiting and len(children) < jobs:
-                    children.append(_start(module, waiting.pop(0), extra, folder, len(done) + len(children)))
+                    gpu = min(range(limits.gpus), key=lambda k: sum(child.gpu == k for child in children))
+                    command = [module, "--child", waiting.pop(0), *extra]
+                    children.append(_start(command, folder, len(done) + len(children), gpu))
                 changed = sum(child.look() for child in children) > 0
                 _end_late(children, age, limits)
                 for child in [c for c in children if c.process.poll() is not None]:
@@ -186,7 +191,7 @@ def _confined(number: int) -> Generator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _start(module: str, item: str, extra: Sequence[str], folder: Path, number: int) -> Child:
+def _start(command: Sequence[str], folder: Path, number: int, gpu: int) -> Child:
     path, log = folder / f"{number}.json", folder / f"{number}.log"
     environment = dict(os.environ)
     paths = [str(ROOT / "src"), str(ROOT), environment.get("PYTHONPATH", "")]
@@ -194,14 +199,16 @@ def _start(module: str, item: str, extra: Sequence[str], folder: Path, number: i
     # As many processes as cores compile already.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("OMP_NUM_THREADS", "2")
-    command = [sys.executable, "-m", module, "--child", item, "--child-json", str(path), *extra]
+    if gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    own = ["--child-json", str(path), "--turns", str(folder / f"turn{gpu}")]
     with open(log, "wb") as file, _confined(number):
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command, *own],
             env=environment,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    return Child(item, process, path, log)
+    return Child(command[2], process, path, log, gpu)
