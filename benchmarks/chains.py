@@ -154,7 +154,6 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = gpu_report.parser(__doc__)
     gpu_report.child_options(parser)
-    parser.add_argument("--gpus", type=int, default=1, help="devices between which chains are dealt out")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
     made = parser.parse_args(given)
     for name in made.only:

@@ -335,7 +335,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if arguments.json is not None:
             record.write_json(arguments.json, head | {"shapes": found})
 
-    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget)
+    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget, arguments.gpus)
     passed = [f"--device={arguments.device}", f"--rounds={arguments.rounds}"]
     names = arguments.only or list(SHAPES)
     found = gpu_turns.run("benchmarks.gemm", names, passed, limits, arguments.jobs or JOBS, report)

@@ -94,6 +94,7 @@ def child_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("--budget", type=float, default=540.0, metavar="SECONDS", help="end of the whole run")
     made.add_argument("--build", type=float, metavar="SECONDS", help="end of building; 60 %% of the budget")
     made.add_argument("--jobs", type=int, help="children at once; as many as there are rows")
+    made.add_argument("--gpus", type=int, default=1, help="devices between which children are dealt out")
     made.add_argument("--child", help=argparse.SUPPRESS)
     made.add_argument("--child-json", type=Path, help=argparse.SUPPRESS)
     made.add_argument("--turns", type=Path, help=argparse.SUPPRESS)

@@ -179,7 +179,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if arguments.json is not None:
             record.write_json(arguments.json, head | {"networks": found})
 
-    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget)
+    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget, arguments.gpus)
     passed = [f"--device={arguments.device}", f"--peers={','.join(arguments.peers)}"]
     passed += ["--frozen"] if arguments.frozen else []
     names = [f"{name} {batch}" for batch in arguments.batches for name in arguments.only or NETWORKS]
