@@ -36,18 +36,24 @@ def is_window(item: Item, form: Form) -> bool:
     return short and products and not folds_read(item.body) and product_sides(item) is None
 
 
-def unroll_sums(form: Form, side_by_side: Mapping[Axis, int]) -> Form:
-    """`form` with its short sums written out, of larger windows line by line, and as many results of a class
-    `side_by_side` as is given; as it is where other folds are left, or such numbers do not divide extents."""
+def unroll_sums(form: Form, numbers: Mapping[Axis, int]) -> Form:
+    """`form` with its short sums written out, of larger windows line by line but for classes of taps that `numbers`
+    has, which are written out with them; and as many results of other classes side by side as it gives. The form as it
+    is where other folds are left, or such numbers do not divide extents."""
     if (
         not form.folds
         or not all(is_window(i, form) for i in form.folds.values())
         or not are_at_own_place(form)
     ):
         return form
-    if any(dims.exact_div(a.extent, dims.integer(n)) is None for a, n in side_by_side.items()):
+    if any(dims.exact_div(a.extent, dims.integer(n)) is None for a, n in numbers.items()):
         return form
-    whole = {i.id: _written(i, i.reduce) for i in form.folds.values() if taps_of(i) <= FORMS.max_taps_at_once}
+    whole = {
+        i.id: _written(i, i.reduce)
+        for i in form.folds.values()
+        if taps_of(i) <= FORMS.max_taps_at_once or set(i.reduce[:-1]) <= set(numbers)
+    }
+    side_by_side = {a: n for a, n in numbers.items() if all(a not in i.reduce for i in form.folds.values())}
 
     def visit(x: Expr) -> Expr | None:
         return whole.get(x.value[0]) if x.op == "value" and isinstance(x.value, tuple) else None

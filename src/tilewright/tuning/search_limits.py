@@ -278,6 +278,8 @@ class ProposalChoices:
     """Elements along memory of a block of windows."""
     window_warps: tuple[int, ...] = (1, 2, 4, 8)
     """Warps of such a block."""
+    max_kept_windows: int = 5
+    """Proposals of windows that are kept of one number of results and lines."""
     max_kept: int = 24
     """Proposals that are kept: each takes a second or two to build."""
     max_alike: int = 3

@@ -386,7 +386,10 @@ class GpuCostThresholds:
 
     loads_per_choice: int
     min_copy_bytes: int
-    short_access_ratio: float
+    line_bytes: int
+    window_step_seconds: float
+    window_element_seconds: float
+    max_window_bytes: int
 
 
 GPU_COST = load(GpuCostThresholds, "gpu_cost")

@@ -1,33 +1,34 @@
 """Schedules that are proposed for windows without matrices (depthwise convolutions), for a clock to decide.
 
-Taps are written out (`form.unrolled_sums`). A block has channels, or whatever lies along memory, and places of a line;
-a thread has several results side by side, which share what they read. The model counts bytes:
+Taps are written out (`form.unrolled_sums`), line by line or all at once. A block has channels, or whatever lies along
+memory, and places of a line; a thread has several results side by side, which share what they read.
 
-    seconds = launch + max(terms) + loss * min(terms)
-    terms   = bytes from memory / bandwidth, bytes of all loads and stores / bandwidth of the first cache
+    seconds = launch + max(terms) + loss * min(terms) + steps of a thread + elements that it reads
+    terms   = bytes from memory / bandwidth, lines of all loads and stores of a core / lines that its cache gives
 
-where narrow accesses take longer.
+where an access of a warp takes a line at least, and one across memory one for each element of a thread.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.steps import take
-from tilewright.form.unrolled_sums import is_window
+from tilewright.form.unrolled_sums import is_window, taps_of
 from tilewright.ir.dtype import f16
-from tilewright.ir.expr import Axis, axis, walk
+from tilewright.ir.expr import Axis, axes_of, axis, walk
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import Schedule
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
-from tilewright.tuning.thresholds import GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import FORMS, GPU_COST, GPU_MATMUL
 
 from .block_memory import ProductBlocks
 from .block_shape import shape_of
@@ -50,20 +51,20 @@ def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     if lane is None or line is None or any(lane not in o.kept for o in form.outputs):
         return ()
     kept: list[Solution] = []
-    for count in PROPOSALS.results_side_by_side:
+    for count, lines in choices(PROPOSALS.results_side_by_side, _lines_at_once(form)):
         made: list[Solution] = []
-        written = take(STEP, form, target, hints, {line: count})
+        written = take(STEP, form, target, hints, {line: count, **lines})
         if written is form:
             continue
         places = next((a for a in written.classes() if a not in form.classes()), line)
         for blocks in _blocks(written, lane, places, target):
             schedule = schedule_of_blocks(written, shape_of(written, hints), blocks, {}, multiplied=False)
             own, schedule = by.completed(written, schedule)
-            made.append(Solution(schedule, own, window_seconds(own, schedule, target, hints), found.rows))
-        kept += sorted(made, key=lambda s: s.seconds)[
-            : PROPOSALS.max_kept // len(PROPOSALS.results_side_by_side)
-        ]
-    return sorted(kept, key=lambda s: s.seconds)
+            work = thread_work(own, schedule, target)
+            if not lines or work.elements * WINDOW_BYTES <= GPU_COST.max_window_bytes:
+                made.append(Solution(schedule, own, window_seconds(own, schedule, target, hints), found.rows))
+        kept += sorted(made, key=lambda s: s.seconds)[: PROPOSALS.max_kept_windows]
+    return sorted(kept, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
 
 
 def is_written_out(form: Form) -> bool:
@@ -71,37 +72,54 @@ def is_written_out(form: Form) -> bool:
     return any(step.name == STEP for step in form.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadWork:
+    """What a thread of a window's kernel does: steps one after the other, elements that it reads, and lines that its
+    warp's loads and stores take of the first cache."""
+
+    steps: int
+    elements: float
+    lines: float
+
+
+def thread_work(form: Form, schedule: Schedule, target: Target) -> ThreadWork:
+    """Of windows that are written out."""
+    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
+    lane, warps = schedule.tiling.lane, schedule.launch.warps
+    held = max(1.0, math.prod(tiles[a] for a in form.outputs[0].kept) / (warps * target.lanes))
+    whole = max(1.0, held * WINDOW_BYTES * target.lanes / GPU_COST.line_bytes)
+    elements, lines = 0.0, len(form.outputs) * whole
+    # Results side by side share what they read.
+    often = {x: math.prod(dims.static(a.extent) or 1 for a in i.reduce) for i in form.items for b in i.body
+             for x in walk(b) if x.op == "read" and isinstance(x.value, int)}  # fmt: skip
+    for x, times in often.items():
+        across = lane is not None and axis(lane) in axes_of(x)
+        along = lane is not None and dims.coefficient(x.args[0], axis(lane)) is dims.ONE
+        elements += times * (held if across else 1.0)
+        lines += times * (whole if along else held if across else 1.0)
+    return ThreadWork(max(often.values(), default=1), elements, lines)
+
+
 def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch, for windows that are written out."""
-    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
-    loads = {x: form.params[x.value].dtype.bytes for i in form.items for b in i.body for x in walk(b)
-             if x.op == "read" and isinstance(x.value, int)}  # fmt: skip
-    bytes_moved = 0
-    for x, size in loads.items():
-        own = {a.value for a in walk(x) if a.op == "axis"}
-        bytes_moved += size * _elements([a for a in tiles if a in own], tiles, hints)
-    for i in form.outputs:
-        bytes_moved += form.params[i.param].dtype.bytes * _elements(i.kept, tiles, hints)
-    blocks = 1
-    for a, tile in tiles.items():
-        blocks *= -(-max(1, hints.estimate(a.extent)) // tile)
-    busy = min(1.0, blocks / target.cores)
+    work, blocks = thread_work(form, schedule, target), 1
+    for c in schedule.tiling.classes:
+        if c.role is Role.GRID:
+            blocks *= -(-max(1, hints.estimate(c.axis.extent)) // c.tile)
     near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
-    threads = schedule.launch.warps * target.lanes
-    access = min(target.vector_bytes, WINDOW_BYTES * math.prod(tiles.values()) // threads)
-    issued = 1 + GPU_COST.short_access_ratio * (target.vector_bytes / max(1, access) - 1)
-    first = issued * bytes_moved / (near.bandwidth * busy) if near is not None else 0.0
+    warps = schedule.launch.warps * -(-blocks // target.cores)
+    first = 0.0 if near is None else work.lines * warps * GPU_COST.line_bytes * target.cores / near.bandwidth
     reached = min(1.0, target.alone * blocks / target.cores)
     last = moved / (target.device.bandwidth * reached)
-    return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first)
+    alone = work.steps * GPU_COST.window_step_seconds + work.elements * GPU_COST.window_element_seconds
+    return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first) + alone
 
 
-def _elements(axes: Sequence[Axis], tiles: dict[Axis, int], hints: SizeHints) -> int:
-    """Elements of whole tiles."""
-    size = 1
-    for a in axes:
-        size *= -(-max(1, hints.estimate(a.extent)) // tiles[a]) * tiles[a]
-    return size
+def _lines_at_once(form: Form) -> list[dict[Axis, int]]:
+    """Classes of taps that may be written out with the innermost one, by their numbers; none first."""
+    large = [i for i in form.folds.values() if taps_of(i) > FORMS.max_taps_at_once]
+    outer = {a: dims.static(a.extent) or 1 for i in large for a in i.reduce[:-1]}
+    return [{}, outer] if outer else [{}]
 
 
 def _line(form: Form, lane: Axis | None) -> Axis | None:
