@@ -81,3 +81,10 @@ def test_others_stay(form: Form) -> None:
 def test_numbers_that_do_not_divide() -> None:
     form = depthwise(9, 3)
     assert unroll_sums(form, {columns(form): 2}) is form
+
+
+def test_lines_that_are_given_are_written_out_too() -> None:
+    form = depthwise(28, 7)
+    (fold,) = form.folds.values()
+    made = unroll_sums(form, {columns(form): 2, fold.reduce[0]: 7})
+    assert not made.folds and len(made.outputs) == 2 and reads(made) == 49 + 7 * (2 + 6)

@@ -390,6 +390,7 @@ class GpuCostThresholds:
     window_step_seconds: float
     window_element_seconds: float
     max_window_bytes: int
+    max_waiting_warps: int
 
 
 GPU_COST = load(GpuCostThresholds, "gpu_cost")

@@ -60,8 +60,7 @@ def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
         for blocks in _blocks(written, lane, places, target):
             schedule = schedule_of_blocks(written, shape_of(written, hints), blocks, {}, multiplied=False)
             own, schedule = by.completed(written, schedule)
-            work = thread_work(own, schedule, target)
-            if not lines or work.elements * WINDOW_BYTES <= GPU_COST.max_window_bytes:
+            if not lines or _may_wait_once(own, schedule, target, hints):
                 made.append(Solution(schedule, own, window_seconds(own, schedule, target, hints), found.rows))
         kept += sorted(made, key=lambda s: s.seconds)[: PROPOSALS.max_kept_windows]
     return sorted(kept, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
@@ -102,10 +101,7 @@ def thread_work(form: Form, schedule: Schedule, target: Target) -> ThreadWork:
 
 def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch, for windows that are written out."""
-    work, blocks = thread_work(form, schedule, target), 1
-    for c in schedule.tiling.classes:
-        if c.role is Role.GRID:
-            blocks *= -(-max(1, hints.estimate(c.axis.extent)) // c.tile)
+    work, blocks = thread_work(form, schedule, target), _grid_points(schedule, hints)
     near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
     warps = schedule.launch.warps * -(-blocks // target.cores)
     first = 0.0 if near is None else work.lines * warps * GPU_COST.line_bytes * target.cores / near.bandwidth
@@ -113,6 +109,19 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     last = moved / (target.device.bandwidth * reached)
     alone = work.steps * GPU_COST.window_step_seconds + work.elements * GPU_COST.window_element_seconds
     return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first) + alone
+
+
+def _grid_points(schedule: Schedule, hints: SizeHints) -> int:
+    """Blocks of a launch."""
+    plans = [c for c in schedule.tiling.classes if c.role is Role.GRID]
+    return math.prod(-(-max(1, hints.estimate(c.axis.extent)) // c.tile) for c in plans)
+
+
+def _may_wait_once(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> bool:
+    """Whether a thread's registers hold all lines of a window, and a core has so few warps that they wait."""
+    warps = schedule.launch.warps * _grid_points(schedule, hints) / target.cores
+    read = thread_work(form, schedule, target).elements * WINDOW_BYTES
+    return warps <= GPU_COST.max_waiting_warps and read <= GPU_COST.max_window_bytes
 
 
 def _lines_at_once(form: Form) -> list[dict[Axis, int]]:
