@@ -152,6 +152,8 @@ class KeptMemoryLimits:
     """Size tables kept per executable."""
     max_small_arena_bytes: int = 1 << 16
     """Bytes between kernels that every size table may keep."""
+    arena_growth_parts: int = 8
+    """The part by which buffers may grow before their memory between steps is packed again, where it is small."""
     max_workspace_bytes: int = 1 << 28
     """Bytes of a workspace that is kept between calls."""
 

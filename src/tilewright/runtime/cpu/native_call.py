@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.reading import LayoutTable, Lies, table_of
+from tilewright.runtime.plan.reading import LayoutTable
 from tilewright.runtime.plan.tensors import Make
 
 
@@ -21,7 +21,7 @@ class Outside:
     """What a call takes and gives. Outputs: number of the result, slot, shape, strides, dtype; `make` makes them,
     `fail` raises what an error number means."""
 
-    inputs: Sequence[Lies]
+    inputs: LayoutTable
     outputs: Sequence[tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]]
     make: Make
     fail: Callable[[int], None]
@@ -72,7 +72,7 @@ def call_of(
 ) -> NativeCall:
     """The call that runs `run` on memory of `outside` and of `owner`."""
     place = id  # what is meant is the object itself, which `kept` holds
-    inputs = table_of(outside.inputs)
+    inputs = outside.inputs
     outputs = (_Output * max(1, len(outside.outputs)))()
     for row, (k, slot, shape, strides, dtype) in zip(outputs, outside.outputs, strict=False):
         row.place, row.slot = k, slot

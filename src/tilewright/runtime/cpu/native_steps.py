@@ -10,7 +10,8 @@ import torch
 from tilewright.plan.data import CallStep, Copy, Launches
 from tilewright.runtime.own.conv_window import dense
 from tilewright.runtime.own.native import linear_of
-from tilewright.runtime.plan.bound import Layouts, Workspace
+from tilewright.runtime.plan.bound import Workspace
+from tilewright.runtime.plan.layouts import Layouts
 from tilewright.runtime.plan.tensors import same_layout
 
 from .kernels import NativeUnit

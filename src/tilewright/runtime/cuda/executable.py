@@ -51,11 +51,12 @@ class CudaBound(Bound):
         constants: Sequence[Tensor],
         ordinal: int,
         checks: Checks | None = None,
+        before: Bound | None = None,
     ) -> None:
         self.ordinal = ordinal
         self.capturing = capturing_on(ordinal)
         self.by_stream: dict[int, list[Workspace]] = {}
-        super().__init__(plan, sizes, unit, constants, checks)
+        super().__init__(plan, sizes, unit, constants, checks, before=before)
         _BOUNDS.add(self)
 
     @property
@@ -113,7 +114,7 @@ class CudaExecutable(Executable):
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal, self.checks)
+        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal, self.checks, self._recent)
 
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, groupby
 from math import prod
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
-from tilewright.errors import InputError, NoElements, OutOfMemory
+from tilewright.errors import NoElements, OutOfMemory
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import PART
 from tilewright.ir.sizes.host import Number, size
@@ -37,49 +38,10 @@ from tilewright.tuning.thresholds import CPU_WORK
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import BuiltUnit, Launching
+from .layouts import Layouts, arena_of, buffers_of
 from .reading import Lies, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
-
-
-class Layouts:
-    """Numbers of every buffer: shapes, strides (elements), dtypes, byte sizes, byte offsets of views."""
-
-    def __init__(self, plan: Plan, sizes: Mapping[str, Number]) -> None:
-        self.sizes = dict(sizes)
-        memo: dict[Expr, int] = {}
-
-        def value(e: Expr) -> int:
-            found = memo.get(e)
-            if found is None:
-                found = memo[e] = size(e, self.sizes)
-            return found
-
-        known = self.sizes.keys()
-        self.shapes: list[tuple[int, ...]] = []
-        self.strides: list[tuple[int, ...]] = []
-        self.offsets: list[int] = []
-        self.ready: list[bool] = []
-        """Whether every size of a buffer is known yet."""
-        for b in plan.buffers:
-            ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
-            self.ready.append(ready)
-            self.shapes.append(tuple(map(value, b.spec.shape)) if ready else ())
-            if min(self.shapes[-1], default=0) < 0:
-                raise InputError(
-                    f"sizes {dict(sizes)} leave a tensor of the program with {list(self.shapes[-1])} elements",
-                    phase="run", hint="give larger inputs",
-                )  # fmt: skip
-            self.strides.append(tuple(map(value, b.spec.strides)) if ready else ())
-            self.offsets.append(value(b.offset) if ready else 0)
-
-    def bytes_of(self, plan: Plan, b: int) -> int:
-        """Bytes from the first to the last element of buffer `b`."""
-        shape = self.shapes[b]
-        if 0 in shape:
-            return 0
-        reach = sum((n - 1) * s for n, s in zip(shape, self.strides[b], strict=True))
-        return (reach + 1) * plan.buffers[b].spec.dtype.bytes
 
 
 def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
@@ -97,35 +59,32 @@ class BoundSegment:
 
     def __init__(
         self, plan: Plan, segment: PlanSegment, number: int, sizes: Mapping[str, Number], unit: BuiltUnit | None,
-        checks: Checks | None = None,
+        checks: Checks | None = None, before: BoundSegment | None = None,
     ) -> None:  # fmt: skip
+        """`before`: a segment of the plan under other sizes, of which is taken what has not changed."""
         self.checks = checks
         check_preconditions(segment, sizes)
         self.plan = plan
         self.make = maker_on(plan.device)
         self.segment = segment
         self.unit = unit
-        self.layouts = Layouts(plan, sizes)
+        self.layouts = Layouts(plan, sizes, None if before is None else before.layouts)
         self.sizes = array("q", [int(sizes.get(name, 0)) for name in plan.symbols] or [0])
-        mine = [k for k, b in enumerate(plan.buffers) if b.segment == number]
-        arena = [k for k in mine if plan.buffers[k].home is Home.ARENA]
-        blocks = [
-            allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end)
-            for k in arena
-        ]
-        places, self.arena_bytes = allocate.pack(
-            blocks,
-            KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
+        same = before if before is not None and before.segment is segment else None
+        self.buffers = buffers_of(plan, segment, number) if same is None else same.buffers
+        self.arena = arena_of(plan, self.layouts, self.buffers.arena, None if same is None else same.arena)
+        self.place, self.arena_bytes = self.arena.places, self.arena.bytes
+        stays = same is not None and same.arena is self.arena and same.layouts.offsets == self.layouts.offsets
+        self._located: dict[int, tuple[Launches, list[Launching]]] = (
+            same._located if same is not None and stays else {}
         )
         if plan.device == "cpu":
-            self._check_memory(mine)
-        self.place = dict(zip(arena, places, strict=True))
+            self._check_memory(self.buffers.own)
         own = {
             k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
-            for k in mine
-            if plan.buffers[k].home is Home.OUTPUT
+            for k in self.buffers.tensors
         }
-        later = {k for made in segment.makes for k in made}
+        later = self.buffers.later
         self.later = {k: o for k, o in own.items() if k in later}
         """Tensors that are made in front of a step; `outputs` are made first."""
         self.outputs = tuple(o for k, o in own.items() if k not in later)
@@ -164,6 +123,31 @@ class BoundSegment:
                 and tensors[b] is not None
             ):
                 receiving(last, k, self.promise(b))(tensors)
+
+    def locate(self, b: int) -> tuple[int, int]:
+        """Slot among the bases of a workspace, of which the arena's is the last, and byte offset behind it where
+        buffer `b` starts."""
+        buffers = self.plan.buffers
+        offset = 0
+        while buffers[b].home is Home.VIEW:
+            offset += self.layouts.offsets[b] * buffers[b].spec.dtype.bytes
+            b = buffers[b].source
+        if buffers[b].home is Home.ARENA:
+            return len(buffers), offset + self.place.get(b, 0)
+        return b, offset
+
+    def located(self, step: Launches) -> list[Launching]:
+        """Launches with the memory of their parameters, those of a list as one."""
+        known = self._located.get(id(step))  # which keeps the step, so that no other one has its number
+        if known is not None:
+            return known[1]
+        found: list[Launching] = []
+        for rows in step.together():
+            places = [self.locate(p) for x in rows for p in x.params]
+            found.append((rows[0].kernel, places, len(rows)) if len(rows) > 1 else (rows[0].kernel, places))
+        if self.checks is None:  # who checks each kernel makes steps of its own
+            self._located[id(step)] = step, found
+        return found
 
     def allocate_outputs(self, tensors: Tensors) -> None:
         """Make the tensors that leave the plan, but those that the caller brought."""
@@ -226,7 +210,6 @@ class Workspace:
         if plan.device == "cpu" and part.arena_bytes >= CPU_WORK.min_huge_page_bytes:
             on_large_pages(self.arena)
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
-        self.arena_slot = len(plan.buffers)
         self.bases[-1] = self.arena.data_ptr()
         sources = {x.source for x in plan.buffers}
         used = sources | set(_tensors_used(part.segment))
@@ -239,13 +222,21 @@ class Workspace:
         self.address = self.bases.buffer_info()[0]
         self.addressed = set[int]()
         """Buffers whose addresses a run must know."""
-        self.add_addressed(r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s))
-        self.seen = (
-            _tensors_seen(plan) if any(isinstance(s, CallStep) for s in part.segment.steps) else set[int]()
-        )
+        self.seen = set[int]()
         self.runs: list[Callable[[], int]] = []
-        self.acts = self.acts_between(0, len(part.segment.steps))
+        self.views: tuple[tuple[int, Tensor], ...] = ()
+        """Tensors that each run begins with; known with its `acts`."""
+
+    @cached_property
+    def acts(self) -> tuple[Act, ...]:
+        """What a run does, in order. Made when it is first asked for: a native call has no need of it."""
+        steps = self.part.segment.steps
+        self.add_addressed(r for s in steps if isinstance(s, Launches) for r in self._roots(s))
+        if any(isinstance(s, CallStep) for s in steps):
+            self.seen = _tensors_seen(self.part.plan)
+        made = self.acts_between(0, len(steps))
         self.views = tuple(self.lasting.items())
+        return made
 
     def add_addressed(self, buffers: Iterable[int]) -> None:
         """Each run must know the addresses of these too."""
@@ -275,14 +266,7 @@ class Workspace:
 
     def locate(self, b: int) -> tuple[int, int]:
         """Slot in `bases` and byte offset behind it where buffer `b` starts."""
-        buffers = self.part.plan.buffers
-        offset = 0
-        while buffers[b].home is Home.VIEW:
-            offset += self.part.layouts.offsets[b] * buffers[b].spec.dtype.bytes
-            b = buffers[b].source
-        if buffers[b].home is Home.ARENA:
-            return self.arena_slot, offset + self.part.place.get(b, 0)
-        return b, offset
+        return self.part.locate(b)
 
     def acts_between(self, start: int, end: int) -> tuple[Act, ...]:
         """What a run does in the steps from `start` up to `end`, in order. Calls that the caller's thread does
@@ -409,11 +393,7 @@ class Workspace:
 
     def located(self, step: Launches) -> list[Launching]:
         """Launches with the memory of their parameters, those of a list as one."""
-        found: list[Launching] = []
-        for rows in step.together():
-            places = [self.locate(p) for x in rows for p in x.params]
-            found.append((rows[0].kernel, places, len(rows)) if len(rows) > 1 else (rows[0].kernel, places))
-        return found
+        return self.part.located(step)
 
     def left_alone(self, step: Launches) -> list[bool]:
         """Which launches the caller's thread does alone."""

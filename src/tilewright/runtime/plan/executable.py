@@ -159,15 +159,16 @@ class Executable:
         held: list[Workspace] = []
         for place, segment in enumerate(self.plan.segments):
             if place:
-                part = BoundSegment(self.plan, segment, place, sizes, self.unit, self.checks)
+                part = BoundSegment(self.plan, segment, place, sizes, self.unit, self.checks, bound.first)
                 part.receive_measured(self.plan.segments[place - 1], tensors)
             workspace = first if not place else Workspace(part, self.constants)
             held.append(workspace)
             part.allocate_outputs(tensors)
+            acts = workspace.acts
             for b, view in workspace.views:
                 tensors[b] = view
             workspace.point(tensors, read=read and not place)
-            for act in workspace.acts:
+            for act in acts:
                 act(tensors)
             if segment.measures:
                 sizes = dict(sizes)
@@ -219,7 +220,7 @@ class Executable:
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return Bound(self.plan, sizes, self.unit, self.constants, self.checks, self.join)
+        return Bound(self.plan, sizes, self.unit, self.constants, self.checks, self.join, self._recent)
 
     def bound_for(self, args: Sequence[Argument]) -> Bound:
         """The plan for the sizes of `args`."""

@@ -15,7 +15,7 @@ from tilewright.tuning.input_limits import KEPT_MEMORY
 from .arguments import Argument
 from .bound import BoundSegment, Workspace
 from .launch import BuiltUnit, raise_error
-from .reading import Lies, reader
+from .reading import Lies, reader_of, table_of
 from .verified import Checks
 
 Result = Tensor | int | float | bool | None
@@ -61,20 +61,35 @@ class Bound:
 
     def __init__(
         self, plan: Plan, sizes: dict[str, Number], unit: BuiltUnit | None, constants: Sequence[Tensor],
-        checks: Checks | None = None, join: Join | None = None,
+        checks: Checks | None = None, join: Join | None = None, before: Bound | None = None,
     ) -> None:  # fmt: skip
+        """`before`: the plan under other sizes, of which is taken what has not changed."""
         self.plan = plan
         self.join = join
         self.sizes = sizes
         self.constants = constants
         self.unit = unit
-        self.first = BoundSegment(plan, plan.segments[0], 0, sizes, unit, checks)
+        self.first = BoundSegment(
+            plan, plan.segments[0], 0, sizes, unit, checks, None if before is None else before.first
+        )
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
-        self.lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
-        self.read = reader(self.lies)
+        if before is None:
+            lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
+            self.table = table_of(lies)
+            """How inputs must lie."""
+            self._runs = _runs(lies)
+        else:
+            changed = set(layouts.changed)
+            lies = [
+                Lies(i.place, i.slot, layouts.shapes[i.slot], layouts.strides[i.slot])
+                if i.slot in changed
+                else i
+                for i in before.table.inputs
+            ]
+            self.table, self._runs = table_of(lies, before.table), before._runs
+        self.read = reader_of(self.table)
         """Reads the addresses of all inputs, if they lie as compiled for."""
-        self._runs = _runs(self.lies)
         self.free: list[Workspace] = []
         self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
@@ -106,9 +121,13 @@ class Bound:
 
     def fresh(self) -> Workspace:
         """A new one."""
-        made = Workspace(self.first, self.constants)
+        return self._ready(Workspace(self.first, self.constants))
+
+    def _ready(self, made: Workspace) -> Workspace:
+        """`made`, with all that it does at hand."""
         if self.join is not None:
             self.join(made)
+        assert made.acts is not None  # made here, by one thread
         return made
 
     def give_back(self, workspace: Workspace) -> None:
@@ -127,10 +146,10 @@ class Bound:
         if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        made = self.fresh()
-        found = made.native_call(Outside(self.lies, outputs, self.first.make, raise_error))
+        made = Workspace(self.first, self.constants)
+        found = made.native_call(Outside(self.table, outputs, self.first.make, raise_error))
         if found is None:
-            self.free.append(made)  # for the first run
+            self.free.append(self._ready(made))  # for the first run
         return cast(Quick | None, found)  # it takes what the plan says
 
     def quick_run(self) -> Quick:

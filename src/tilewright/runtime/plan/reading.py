@@ -92,30 +92,38 @@ class _Input(ctypes.Structure):
 class LayoutTable(ctypes.Structure):
     """How inputs must lie, as the native side reads it."""
 
-    kept: tuple[object, ...]
-    """What it points to."""
+    rows: ctypes.Array[_Input]
+    held: list[tuple[array[int], ...]]
+    """What it points to: a row of each of the `inputs`, and their strides and sizes."""
+    inputs: tuple[Lies, ...]
 
     _fields_ = (("count", ctypes.c_int64), ("input", ctypes.c_void_p))
 
 
-def table_of(inputs: Sequence[Lies]) -> LayoutTable:
-    """The inputs as the native side reads them."""
-    rows = (_Input * max(1, len(inputs)))()
-    held: list[array[int]] = []
-    for row, i in zip(rows, inputs, strict=False):
-        matters = 0 not in i.shape
+def table_of(inputs: Sequence[Lies], before: LayoutTable | None = None) -> LayoutTable:
+    """The inputs as the native side reads them. Of as many others, `before`, rows are taken whose input is the same."""
+    if before is None:
+        rows = (_Input * max(1, len(inputs)))()
+        held: list[tuple[array[int], ...]] = [()] * len(inputs)
+        known: Sequence[Lies | None] = [None] * len(inputs)
+    else:
+        rows = type(before.rows).from_buffer_copy(before.rows)
+        held, known = before.held[:], before.inputs
+    for k, i in enumerate(inputs):
+        if i is known[k]:
+            continue
+        row, matters = rows[k], 0 not in i.shape
         strides = array(
             "q", [s if matters and n > 1 else -1 for n, s in zip(i.shape, i.strides, strict=True)]
         )
-        held.append(strides)
+        sizes = array("q", i.shape if i.like is not None else ())
+        held[k] = strides, sizes
         row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
         row.strides = strides.buffer_info()[0]
         if i.like is not None:
-            sizes = array("q", i.shape)
-            held.append(sizes)
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
-    table.kept = (rows, held)
+    table.rows, table.held, table.inputs = rows, held, tuple(inputs)
     return table
 
 
@@ -184,10 +192,12 @@ def _shown(t: Tensor) -> tuple[object, ...]:
 
 def reader(inputs: Sequence[Lies]) -> Reader | None:
     """What reads these inputs; None where no native side is there."""
-    if not _makers:
-        return None
-    table = table_of(inputs)
-    return _makers[0]((ctypes.addressof(table), table))
+    return reader_of(table_of(inputs)) if _makers else None
+
+
+def reader_of(table: LayoutTable) -> Reader | None:
+    """The same of a table."""
+    return _makers[0]((ctypes.addressof(table), table)) if _makers else None
 
 
 def _library() -> ctypes.CDLL:
