@@ -93,7 +93,9 @@ def test_ops_that_may_raise_do() -> None:
     fast = torch.compile(steps, backend="tilewright")
     with torch.no_grad():
         torch.testing.assert_close(fast(x, w, 3 * torch.eye(3)), steps(x, w, 3 * torch.eye(3)))
-        if torch.__version__ < "2.12" or torch.__version__ >= "2.13":  # 2.12 drops the check from what it traces
+        if (
+            torch.__version__ < "2.12" or torch.__version__ >= "2.13"
+        ):  # 2.12 drops the check from what it traces
             with pytest.raises(torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
                 fast(x * 0, w, torch.zeros(3, 3))
 

@@ -17,7 +17,6 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import PART
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
-from tilewright.plan.bind import names_in
 from tilewright.plan.data import (
     CallStep,
     Copy,
@@ -39,7 +38,7 @@ from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import BuiltUnit, Launching
 from .layouts import Layouts, arena_of, buffers_of
-from .reading import Lies, reader
+from .reading import Lies, Reader, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
 
@@ -78,6 +77,8 @@ class BoundSegment:
         self._located: dict[int, tuple[Launches, list[Launching]]] = (
             same._located if same is not None and stays else {}
         )
+        self._roots: dict[int, frozenset[int]] = {} if same is None else same._roots
+        self._readers: dict[frozenset[int], Reader | None] = {} if same is None else same._readers
         if plan.device == "cpu":
             self._check_memory(self.buffers.own)
         own = {
@@ -148,6 +149,24 @@ class BoundSegment:
         if self.checks is None:  # who checks each kernel makes steps of its own
             self._located[id(step)] = step, found
         return found
+
+    def roots(self, step: int) -> frozenset[int]:
+        """Slots that the launches of the step with that number need. Sizes do not matter."""
+        found = self._roots.get(step)
+        if found is None:
+            launches = self.segment.steps[step]
+            places = self.located(launches) if isinstance(launches, Launches) else []
+            found = self._roots[step] = frozenset(slot for row in places for slot, _ in row[1])
+        return found
+
+    def reader_of_constants(self, buffers: frozenset[int], constants: Sequence[Tensor]) -> Reader | None:
+        """Reads the addresses of the constants that these buffers are."""
+        if buffers not in self._readers:
+            numbers = [(self.plan.buffers[b].index, b) for b in sorted(buffers)]
+            self._readers[buffers] = reader(
+                [Lies(k, b, tuple(constants[k].shape), constants[k].stride()) for k, b in numbers]
+            )
+        return self._readers[buffers]
 
     def allocate_outputs(self, tensors: Tensors) -> None:
         """Make the tensors that leave the plan, but those that the caller brought."""
@@ -231,7 +250,7 @@ class Workspace:
     def acts(self) -> tuple[Act, ...]:
         """What a run does, in order. Made when it is first asked for: a native call has no need of it."""
         steps = self.part.segment.steps
-        self.add_addressed(r for s in steps if isinstance(s, Launches) for r in self._roots(s))
+        self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
         if any(isinstance(s, CallStep) for s in steps):
             self.seen = _tensors_seen(self.part.plan)
         made = self.acts_between(0, len(steps))
@@ -244,8 +263,8 @@ class Workspace:
         known = self.part.plan.buffers
         mine = [b for b in self.addressed if b < len(known)]
         self._made = [b for b in mine if known[b].home not in (Home.INPUT, Home.CONSTANT)]
-        frozen = [(known[b].index, b) for b in mine if known[b].home is Home.CONSTANT]
-        self._read_constants = reader([Lies(k, b, *_lying(self.constants[k])) for k, b in frozen])
+        frozen = frozenset(b for b in mine if known[b].home is Home.CONSTANT)
+        self._read_constants = self.part.reader_of_constants(frozen, self.constants)
 
     def point(self, tensors: Tensors, *, read: bool) -> None:
         """Note where the tensors of a run lie. Those of the inputs are there if they were `read`."""
@@ -260,9 +279,6 @@ class Workspace:
         flat = self.arena[place : place + part.layouts.bytes_of(part.plan, b)]
         typed = flat.view(torch_dtype(part.plan.buffers[b].spec.dtype))
         return typed.as_strided(part.layouts.shapes[b], part.layouts.strides[b])
-
-    def _roots(self, step: Launches) -> set[int]:
-        return {self.locate(p)[0] for launch in step.launches for p in launch.params}
 
     def locate(self, b: int) -> tuple[int, int]:
         """Slot in `bases` and byte offset behind it where buffer `b` starts."""
@@ -368,10 +384,7 @@ class Workspace:
 
     def _nanoseconds(self, core_ns: Expr | None) -> int | None:
         """A time under these sizes, as far as they are known."""
-        sizes = self.part.layouts.sizes
-        if core_ns is None or not all(name in sizes for name in names_in((core_ns,))):
-            return None
-        return size(core_ns, sizes)
+        return None if core_ns is None else self.part.layouts.number(core_ns)
 
     def viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""
@@ -432,10 +445,6 @@ class Workspace:
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts
-
-
-def _lying(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(t.shape), t.stride()
 
 
 def _tensors_seen(plan: Plan) -> set[int]:

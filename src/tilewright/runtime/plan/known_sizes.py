@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from torch import Tensor
@@ -97,7 +97,16 @@ class Bound:
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.run: Quick | None = (self.native_run() or self.quick_run()) if self.quick else None
+        divided = before is not None and before.divided_at(sizes)
+        native = None if not self.quick or divided else self.native_run()
+        self.run: Quick | None = (native or self.quick_run()) if self.quick else None
+        self.divided = self.quick and native is None
+        """Whether some kernel is worth a second thread, so that there is no native call; nor is there for larger
+        sizes."""
+
+    def divided_at(self, sizes: Mapping[str, Number]) -> bool:
+        """Whether it is surely `divided` under other sizes."""
+        return self.divided and all(n >= self.sizes.get(name, n) for name, n in sizes.items())
 
     def place(self, tensors: list[Tensor | None], args: Sequence[Argument]) -> None:
         """Put the inputs among the tensors of a run."""

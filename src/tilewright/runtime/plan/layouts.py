@@ -33,24 +33,26 @@ class Layouts:
             self.ready: list[bool] = [False] * count
             """Whether every size of a buffer is known yet."""
             self._bytes: list[int | None] = [None] * count
+            self._numbers: dict[Expr, int | None] = {}
         else:
             self.names, moved = before.names, _moved(self.sizes, before.sizes)
             self.changed = [k for k, own in enumerate(self.names) if not moved.isdisjoint(own)]
             self.shapes, self.strides = before.shapes[:], before.strides[:]
             self.offsets, self.ready, self._bytes = before.offsets[:], before.ready[:], before._bytes[:]
+            self._numbers = {
+                e: n for e, n in list(before._numbers.items()) if moved.isdisjoint(names_in((e,)))
+            }
         self._lay(plan)
 
     def _lay(self, plan: Plan) -> None:
         """Fill in what has changed."""
-        memo: dict[Expr, int] = {}
+        known = self.sizes.keys()
 
         def value(e: Expr) -> int:
-            found = memo.get(e)
-            if found is None:
-                found = memo[e] = size(e, self.sizes)
+            found = self.number(e)
+            assert found is not None, "its names are known"
             return found
 
-        known = self.sizes.keys()
         for k in self.changed:
             b, ready = plan.buffers[k], known >= self.names[k]
             self.ready[k], self._bytes[k] = ready, None
@@ -62,6 +64,15 @@ class Layouts:
                 )  # fmt: skip
             self.strides[k] = tuple(map(value, b.spec.strides)) if ready else ()
             self.offsets[k] = value(b.offset) if ready else 0
+
+    def number(self, e: Expr) -> int | None:
+        """The value of an index expression; None as long as a size in it is not known."""
+        try:
+            return self._numbers[e]
+        except KeyError:
+            ready = all(name in self.sizes for name in names_in((e,)))
+            found = self._numbers[e] = size(e, self.sizes) if ready else None
+            return found
 
     def bytes_of(self, plan: Plan, b: int) -> int:
         """Bytes from the first to the last element of buffer `b`."""
