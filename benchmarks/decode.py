@@ -1,4 +1,5 @@
-"""`python -m benchmarks.decode --json FILE`: token after token from a static cache, as users of transformers have it.
+"""`python -m benchmarks.decode --json FILE`: token after token from a static cache, as users of transformers have it,
+or, with `--growing`, from one that grows, so that each token has sizes that nobody has seen before.
 
 Random weights of published shapes. Each contestant has a model call of its own over a cache of its own, all start from
 the same prompt and take turns; of each: milliseconds per token (median, least), bytes that a token must read (weights
@@ -21,12 +22,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import tilewright
 from benchmarks import record
 
 SHAPES: Mapping[str, Mapping[str, int]] = {
+    "llama-tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+                   "num_key_value_heads": 2, "vocab_size": 128},
     "llama-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
                    "num_key_value_heads": 3, "vocab_size": 49152},
     "llama-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -36,7 +39,8 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
     "llama-3-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
                    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
 }  # fmt: skip
-"""Sizes as their publishers give them; llama-135m is SmolLM's, llama-1b that of Llama 3.2."""
+"""Sizes as their publishers give them; llama-135m is SmolLM's, llama-1b that of Llama 3.2. Of the tiny one a token is
+little more than its calls."""
 
 PEERS = ("eager", "inductor", "tilewright")
 GPU_PEERS = ("eager", "inductor", "reduce-overhead", "max-autotune", "tilewright")
@@ -50,7 +54,7 @@ class Contestant:
 
     name: str
     call: Callable[..., object]
-    cache: StaticCache
+    cache: Cache
     token: Tensor
     place: int
     tokens: list[int] = field(default_factory=list)
@@ -79,17 +83,17 @@ def _parameters(model: LlamaForCausalLM) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(type(model).forward).parameters
 
 
-def built(name: str, model: LlamaForCausalLM) -> Callable[..., object]:
-    """The call of a contestant."""
+def built(name: str, model: LlamaForCausalLM, growing: bool) -> Callable[..., object]:
+    """The call of a contestant, for a cache that grows or stays."""
     on_gpu = model.device.type == "cuda"
     if name == "eager":
         return model.forward
     if name == "tilewright":
-        options = {"cuda_graphs": on_gpu}
-        return torch.compile(model.forward, backend=tilewright.backend, dynamic=False, options=options)
+        options = {"cuda_graphs": on_gpu and not growing}
+        return torch.compile(model.forward, backend=tilewright.backend, dynamic=growing, options=options)
     if name == "inductor":
-        return torch.compile(model.forward, dynamic=False)
-    return torch.compile(model.forward, mode=name, dynamic=False)
+        return torch.compile(model.forward, dynamic=growing)
+    return torch.compile(model.forward, mode=name, dynamic=growing)
 
 
 def least_bytes(model: LlamaForCausalLM, batch: int, context: int) -> int:
@@ -163,14 +167,21 @@ def started(
     context = prompt.shape[1]
     for name in arguments.against:
         torch._dynamo.reset()
-        cache = StaticCache(config=model.config, max_cache_len=arguments.cache)
+        config = model.config
+        cache = (
+            DynamicCache(config=config)
+            if arguments.growing
+            else StaticCache(config=config, max_cache_len=arguments.cache)
+        )
         more = (
             {"cache_position": torch.arange(context, device=prompt.device)}
             if "cache_position" in _parameters(model)
             else {}
         )
         first = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1, **more).logits
-        made = Contestant(name, built(name, model), cache, first[:, -1:].argmax(-1), context)
+        made = Contestant(
+            name, built(name, model, arguments.growing), cache, first[:, -1:].argmax(-1), context
+        )
         start = time.perf_counter()
         try:
             for _ in range(WARM):
@@ -215,6 +226,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, nargs="+", default=[256])
     parser.add_argument("--cache", type=int, default=1024, help="lines of the static cache")
+    parser.add_argument("--growing", action="store_true", help="a cache that grows by a line a token")
     parser.add_argument("--tokens", type=int, default=4, help="tokens of a turn")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--against", nargs="+")
@@ -226,6 +238,7 @@ def main() -> None:
     facts: record.Facts = record.provenance(arguments.threads) | {
         "shape": arguments.shape,
         "dtype": arguments.dtype,
+        "growing": arguments.growing,
     }
     results: list[record.Json] = []
     with torch.inference_mode(False), torch.no_grad():

@@ -184,7 +184,7 @@ def _confined(number: int) -> Generator[None]:
         yield
         return
     before = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {before[(number + i) % len(before)] for i in range(CORES)})
+    os.sched_setaffinity(0, {before[(number * CORES + i) % len(before)] for i in range(CORES)})
     try:
         yield
     finally:
@@ -199,8 +199,8 @@ def _start(command: Sequence[str], folder: Path, number: int, gpu: int) -> Child
     # As many processes as cores compile already.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("OMP_NUM_THREADS", "2")
-    if gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    seen = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    environment["CUDA_VISIBLE_DEVICES"] = seen[gpu] if gpu < len(seen) and seen[gpu] else str(gpu)
     own = ["--child-json", str(path), "--turns", str(folder / f"turn{gpu}")]
     with open(log, "wb") as file, _confined(number):
         process = subprocess.Popen(

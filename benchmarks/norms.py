@@ -399,7 +399,7 @@ def main(given: Sequence[str] | None = None) -> int:
             found = [figure.facts() for figure in figures(rows(cases), recompiled(cases))]
             record.write_json(arguments.json, head | {"figures": found, "cases": cases})
 
-    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget)
+    limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget, arguments.gpus)
     passed = [
         f"--device={arguments.device}", f"--rounds={arguments.rounds}", f"--peers={','.join(arguments.peers)}",
         f"--dtypes={','.join(arguments.dtypes)}", f"--sizes={','.join(map(str, arguments.sizes))}",

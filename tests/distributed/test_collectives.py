@@ -18,7 +18,7 @@ from tilewright.options import Options
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.plan import CallStep, Home, Launches, Plan
 from tilewright.runtime.cuda.graph import refusal
-from tilewright.runtime.plan.bound import BoundSegment
+from tilewright.runtime.plan.bound import BoundSegment, BuiltPlan
 
 OPS = torch.ops._c10d_functional
 
@@ -105,7 +105,7 @@ def test_an_operand_lives_until_behind_its_wait(group: str) -> None:
     (operand,), (made,) = start.inputs, wait.outputs
     assert plan.buffers[operand].home is Home.ARENA
     assert plan.buffers[made].source == start.outputs[0], "a wait's result is its operand"
-    part = BoundSegment(plan, plan.segments[0], 0, {}, None)
+    part = BoundSegment(BuiltPlan(plan), 0, {})
     between = [
         b
         for b in part.place

@@ -31,7 +31,14 @@ from tilewright.ir.program import (
     Update,
     Var,
 )
-from tilewright.ir.selection import Access, ElementRun, MatrixMultiply, MicroKernel, RegisterLoop
+from tilewright.ir.selection import (
+    Access,
+    ElementRun,
+    InterleavedStore,
+    MatrixMultiply,
+    MicroKernel,
+    RegisterLoop,
+)
 from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.options import Options
@@ -39,7 +46,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
 OTHER = Axis("other", integer(3))
-SELECTED = (Access, MatrixMultiply, MicroKernel, RegisterLoop, ElementRun)
+SELECTED = (Access, MatrixMultiply, MicroKernel, RegisterLoop, ElementRun, InterleavedStore)
 STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer, *SELECTED)
 SILENT = {
     "notes": "are told to people, and no part of a program",
@@ -136,6 +143,12 @@ BUFFER = Buffer("p0", i64, integer(64))
         ),
         Load(X, BUFFER, integer(0), runs=(ElementRun(Axis("k", integer(4)), 4, 8),)),
         Store(BUFFER, integer(0), integer(1), runs=(ElementRun(Axis("k", integer(4)), 4, 8),)),
+        Store(
+            BUFFER,
+            integer(0),
+            integer(1),
+            interleaved=InterleavedStore(Axis("r", integer(4)), Axis("c", integer(4)), 2, 16, 8),
+        ),
         Nest(
             (RegisterLoop(Axis("j", integer(3)), 3), RegisterLoop(Axis("k", integer(4)), 4, True)),
             (Compute(X, integer(1)),),

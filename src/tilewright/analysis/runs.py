@@ -87,7 +87,7 @@ def interleaved_store(
         run = _run(offset, columns, aligned[columns])
         behind = _run(offset, rows, aligned[rows], run.length)
         length = run.length * behind.length
-        if 1 < run.length < least <= length:
+        if 1 < run.length < min(least, tiles[columns]) and least <= length:
             halves = {r.axis: halved(r.axis, aligned[r.axis], r.length, r.axis.name) for r in (run, behind)}
             firsts = {axis(a): outer for a, (outer, _) in halves.items()}
             multiple = _multiple(substitute(offset, firsts)) or length

@@ -129,7 +129,8 @@ def in_memory_format(usual: Callable[..., Tensor], place: int) -> Callable[..., 
         x = args[place] if place < len(args) else None
         if not isinstance(x, Tensor) or x.device.type != "cpu":
             return y
-        return y.contiguous(memory_format=suggest_memory_format(x))
+        fmt = suggest_memory_format(x)  # `contiguous` would leave a single channel as it is
+        return y.contiguous() if fmt is torch.contiguous_format else y.clone(memory_format=fmt)
 
     return declared
 

@@ -37,9 +37,9 @@ def is_window(item: Item, form: Form) -> bool:
 
 
 def unroll_sums(form: Form, numbers: Mapping[Axis, int]) -> Form:
-    """`form` with its short sums written out, of larger windows line by line but for classes of taps that `numbers`
-    has, which are written out with them; and as many results of other classes side by side as it gives. The form as it
-    is where other folds are left, or such numbers do not divide extents."""
+    """`form` with its short sums written out, of larger windows line by line, or all lines, where `numbers` has how
+    many these are; and as many results of other classes side by side as it gives. A window in one class is one line.
+    The form as it is where other folds are left, or such numbers do not divide extents."""
     if (
         not form.folds
         or not all(is_window(i, form) for i in form.folds.values())
@@ -51,7 +51,8 @@ def unroll_sums(form: Form, numbers: Mapping[Axis, int]) -> Form:
     whole = {
         i.id: _written(i, i.reduce)
         for i in form.folds.values()
-        if taps_of(i) <= FORMS.max_taps_at_once or set(i.reduce[:-1]) <= set(numbers)
+        if taps_of(i) <= FORMS.max_taps_at_once
+        or all(numbers.get(a) == dims.static(a.extent) for a in i.reduce[:-1])
     }
     side_by_side = {a: n for a, n in numbers.items() if all(a not in i.reduce for i in form.folds.values())}
 

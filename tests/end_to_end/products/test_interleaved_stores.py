@@ -14,6 +14,7 @@ from tests.support.triton.harness import Job, build, interpret, print_triton, sa
 from torch import Tensor
 
 from tilewright.interp.program import run_program
+from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Store
 from tilewright.lower.legalise.gpu import legalise_for_gpu
@@ -40,13 +41,21 @@ def quadrupled(x: Tensor, w: Tensor) -> Tensor:
     return shuffle(x @ w, 4) * 2
 
 
+def turned(x: Tensor, w: Tensor) -> Tensor:
+    """The same with the sides of the product changed."""
+    n, h, v, k = x.shape
+    y = (w.mT @ x.reshape(n * h * v, k).mT).mT
+    return F.leaky_relu(shuffle(y.reshape(n, h, v, w.shape[1]), 2), 0.1)
+
+
 def plain(x: Tensor, w: Tensor) -> Tensor:
     return F.leaky_relu(x @ w, 0.1)
 
 
-def operands(rows: int = 16, columns: int = 64) -> tuple[Tensor, Tensor]:
+def operands(image: tuple[int, int, int] = (2, 16, 16), columns: int = 64) -> tuple[Tensor, Tensor]:
+    """`image`: how many there are, lines, and places of a line."""
     torch.manual_seed(0)
-    return torch.randn(2, rows, rows, 32).half(), torch.randn(32, columns).half()
+    return torch.randn(*image, 32).half(), torch.randn(32, columns).half()
 
 
 def fastest(function: object, given: tuple[Tensor, ...]) -> Scheduled:
@@ -63,20 +72,30 @@ def store(found: Scheduled) -> Store:
     return last
 
 
-@pytest.mark.parametrize(
-    ("function", "rows", "columns", "count", "length"),
-    [(doubled, 16, 64, 2, 32), (doubled, 24, 64, 2, 16), (quadrupled, 16, 64, 4, 64)],
-)
-def test_results_are_right(
-    function: object, rows: int, columns: int, count: int, length: int, tmp_path: Path
-) -> None:
-    given = operands(rows, columns)
+CASES = {
+    "doubled": (doubled, (2, 16, 16), 64, 2, 32),
+    "lines of 24": (doubled, (2, 24, 24), 64, 2, 16),
+    "quadrupled": (quadrupled, (2, 16, 16), 64, 4, 64),
+    "a last block with few rows": (doubled, (3, 9, 8), 64, 2, 16),
+    "fewer columns than a block": (doubled, (2, 16, 16), 8, 2, 32),
+    "columns first": (turned, (2, 16, 16), 64, 2, 32),
+    "fewer columns, columns first": (turned, (3, 5, 16), 12, 2, 32),
+}
+
+
+@pytest.mark.parametrize(("aligned", "wide"), [(True, False), (False, True)])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_right(name: str, tmp_path: Path, *, aligned: bool, wide: bool) -> None:
+    function, image, columns, count, length = CASES[name]
+    given = operands(image, columns)
     found = fastest(function, given)
     turns = store(found).interleaved
     assert turns is not None and (turns.count, turns.length) == (count, length)
-    arrays = [t.reshape(-1).numpy() for t in given]
-    job = Job(found.program, [*arrays, None], {}, ())
-    made = torch.from_numpy(run_program(found.program, [*arrays, None], {})[-1])
+    inputs = [v for v in capture(function, given).inputs if isinstance(v, Value)]  # they go by their numbers
+    order = [next((k for k, w in enumerate(inputs) if w.id == v.id), None) for v in found.params]
+    arrays = [None if k is None else given[k].reshape(-1).numpy() for k in order]
+    job = Job(found.program, arrays, {}, (), Variant(aligned=aligned, wide=wide))
+    made = torch.from_numpy(run_program(found.program, arrays, {})[-1])
     expected = function(*given)  # type: ignore[operator]
     assert torch.allclose(made.float(), expected.reshape(-1).float(), rtol=1e-2, atol=1e-2)
     (outcome,) = interpret(tmp_path, [job])
@@ -85,7 +104,7 @@ def test_results_are_right(
 
 @pytest.mark.parametrize(("function", "rows"), [(plain, 16), (doubled, 14)], ids=["dense", "short turns"])
 def test_others_are_stored_as_they_are(function: object, rows: int) -> None:
-    assert store(fastest(function, operands(rows))).interleaved is None
+    assert store(fastest(function, operands((2, rows, rows)))).interleaved is None
 
 
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90", "sm_100"])
@@ -95,9 +114,3 @@ def test_threads_store_sixteen_bytes(machine: str, tmp_path: Path) -> None:
     text = build(tmp_path, source, machine).text
     stores = re.findall(r"st\.global\S*", text)
     assert stores and all(".v4." in s for s in stores)
-
-
-def test_unaligned_addresses_are_right(tmp_path: Path) -> None:
-    found = fastest(doubled, operands())
-    source = print_triton(found.program, (), GPU, Variant(aligned=False, wide=True), "k0")
-    assert "st.global" in build(tmp_path, source).text

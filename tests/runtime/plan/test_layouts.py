@@ -82,8 +82,7 @@ def test_it_is_as_if_they_were_the_first(name: str, seed: int) -> None:
     taken = 0
     for a, b in order if seed else SIZES:
         sizes = run.bound_for(list(inputs(a, b))).sizes
-        found = BoundSegment(plan, plan.segments[0], 0, sizes, None, before=before)
-        fresh = BoundSegment(plan, plan.segments[0], 0, sizes, None)
+        found, fresh = BoundSegment(run.built, 0, sizes, before), BoundSegment(run.built, 0, sizes)
         assert same(found.layouts, fresh.layouts, plan)
         assert found.outputs == fresh.outputs and found.later == fresh.later
         assert found.arena_bytes <= max(2 * fresh.arena_bytes, 1 << 16)

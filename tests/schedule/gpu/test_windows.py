@@ -1,8 +1,8 @@
-"""Windows without matrices: what is proposed means the same, and the model sees what a thread does."""
+"""Schedules that are proposed for depthwise convolutions: they mean the same, are ranked, and share what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,81 +12,112 @@ from tests.support.normal_graph import capture
 from tests.support.one_kernel import one_kernel
 from torch import Tensor
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp import EXACT, exact_random, run_graph
+from tilewright.interp.algebra import Array
 from tilewright.options import Options
 from tilewright.schedule.gpu.windows import thread_work
 from tilewright.schedule.scheduler import Solution
-from tilewright.schedule.solver import Solver
+from tilewright.schedule.solver import Solver, replay
 from tilewright.target import preset
 
+Shape = tuple[int, int, int, int]
+
+
+def given(shape: Shape, taps: int, nchw: bool = False, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    layout = torch.contiguous_format if nchw else torch.channels_last
+    x = torch.empty(shape, dtype=dtype).to(memory_format=layout)
+    return [x, torch.empty((shape[1], 1, taps, taps), dtype=dtype), torch.empty(shape[1], dtype=dtype)]
+
+
+def windowed(*window: int) -> Callable[..., Tensor]:
+    """A depthwise convolution with bias and ReLU; `window` is stride, padding, dilation."""
+    return lambda x, w, b: F.relu(F.conv2d(x, w, b, *window, groups=x.shape[1]))
+
+
 GPU = preset("sm_90")
-Function = Callable[..., Tensor]
+PROGRAMS = {
+    "3x3": (windowed(1, 1), given((2, 20, 8, 8), 3)),
+    "with strides": (windowed(2, 1), given((1, 32, 9, 9), 3)),
+    "7x7": (windowed(1, 3), given((1, 16, 8, 8), 7)),
+    "lines": (windowed(1, 3), given((1, 2, 14, 14), 7, nchw=True)),
+    "7x7 with strides": (windowed(2, 3), given((1, 16, 14, 14), 7)),
+    "7x7 without border": (windowed(1, 0), given((1, 16, 10, 10), 7)),
+    "dilated": (windowed(1, 4, 2), given((1, 16, 9, 9), 5)),
+    "no border": (windowed(1, 0), given((1, 16, 6, 10), 3)),
+    "an image in a window": (windowed(1, 2), given((2, 32, 2, 2), 5)),
+    "bf16": (windowed(1, 1), given((1, 16, 8, 8), 3, dtype=torch.bfloat16)),
+    "residual": (lambda x, w, b: windowed(1, 1)(x, w, b) + x, given((1, 16, 4, 8), 3)),
+}
 
 
-def depthwise(channels: int, stride: int, padding: int) -> Function:
-    return lambda x, w, b: F.relu(F.conv2d(x, w, b, stride, padding, 1, channels))
-
-
-def image(batch: int, channels: int, side: int, taps: int, dense: bool = False) -> Sequence[Tensor]:
-    """An image, weights whose taps lie innermost, or, if `dense`, their channels, and biases."""
-    weight = torch.empty(channels, 1, taps, taps, dtype=torch.float16)
-    if dense:
-        weight = weight.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
-    x = torch.empty(batch, channels, side, side, dtype=torch.float16)
-    bias = torch.empty(channels, dtype=torch.float16)
-    return x.to(memory_format=torch.channels_last), weight, bias
-
-
-def proposals(function: Function, given: Sequence[Tensor]) -> tuple[Solver, tuple[Solution, ...]]:
-    graph, solver = capture(function, given), Solver(GPU, Options())
-    return solver, tuple(solver.proposals(one_kernel(graph), graph.layouts))
-
-
-def numbers(solution: Solution) -> int:
-    """Classes of which the step that writes windows out has a number."""
+def lines_at_once(solution: Solution) -> bool:
+    """Whether all lines of a window are written out, by numbers of their own."""
     (step,) = (s for s in solution.schedule.form_steps if s.name == "unroll_sums")
-    return len(step.numbers)
+    return len(step.numbers) > 1
 
 
-@pytest.mark.parametrize(
-    ("side", "taps", "stride", "padding"),
-    [(8, 7, 1, 3), (9, 5, 2, 2), (10, 7, 1, 0), (14, 7, 2, 3), (8, 3, 1, 1)],
-)
-def test_all_mean_the_same(side: int, taps: int, stride: int, padding: int) -> None:
-    function, given = depthwise(16, stride, padding), image(1, 16, side, taps)
-    graph = capture(function, given)
-    inputs = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_all_mean_the_same(name: str) -> None:
+    run, tensors = PROGRAMS[name]
+    graph = capture(run, tensors)
+    kernel, solver = one_kernel(graph), Solver(preset("sm_90"), Options())
+    inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(tensors)]
     wanted: list[object] = list(run_graph(graph, inputs, algebra=EXACT))
-    solver, found = proposals(function, given)
-    kinds = {numbers(s): s for s in found}
-    assert len(kinds) == (2 if taps > 3 else 1)
-    for solution in kinds.values():
-        made = solver.solve(one_kernel(graph), graph.layouts, solution.schedule)
+    found = solver.proposals(kernel, graph.layouts)
+    assert found and [s.seconds for s in found] == sorted(s.seconds for s in found)
+    kinds = {lines_at_once(s): s for s in found}
+    for solution in (*found[:: max(1, len(found) // 3)], *kinds.values()):
+        made = solver.solve(kernel, graph.layouts, solution.schedule)
         assert agree(graph, made, inputs, wanted), str(solution.schedule)
         assert made.seconds == pytest.approx(solution.seconds)
+        again = replay(kernel, graph.layouts, solution.schedule, solver.target, Options(), NO_HINTS)
+        assert again == made.program
+
+
+def test_more_results_side_by_side_are_thought_faster() -> None:
+    graph = capture(windowed(1, 3), given((64, 96, 56, 56), 7))
+    found = Solver(preset("sm_90"), Options()).proposals(one_kernel(graph), graph.layouts)
+    numbers = [s.schedule.form_steps[-1].numbers[0][1] for s in found]
+    assert numbers[0] in (7, 8) and numbers[-1] == 1 and {1, 2, 4, 7, 8} == set(numbers)
+
+
+def test_singles_have_no_proposals() -> None:
+    graph = capture(windowed(1, 1), given((1, 16, 8, 8), 3, dtype=torch.float32))
+    assert Solver(preset("sm_90"), Options()).proposals(one_kernel(graph), graph.layouts) == ()
+
+
+def proposals(shape: Shape, taps: int, along: bool = False) -> tuple[Solution, ...]:
+    """What is proposed for a window in the middle of a border; `along`: channels of the weight lie innermost."""
+    x, weight, bias = given(shape, taps)
+    if along:
+        weight = weight.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    graph = capture(windowed(1, taps // 2), [x, weight, bias])
+    return tuple(Solver(GPU, Options()).proposals(one_kernel(graph), graph.layouts))
 
 
 @pytest.mark.parametrize(("batch", "whole"), [(1, True), (64, False)])
 def test_all_lines_are_written_out_where_threads_wait(batch: int, *, whole: bool) -> None:
-    _, found = proposals(depthwise(96, 1, 3), image(batch, 96, 56, 7))
-    assert found and any(numbers(s) > 1 for s in found) is whole
+    found = proposals((batch, 96, 56, 56), 7)
+    assert found and any(map(lines_at_once, found)) is whole
 
 
-def test_no_thread_reads_more_than_registers_hold() -> None:
-    _, found = proposals(depthwise(768, 1, 3), image(1, 768, 7, 7))
-    whole = [s for s in found if numbers(s) > 1]
-    assert whole and all(2 * thread_work(s.form, s.schedule, GPU).elements <= 800 for s in whole)
+def test_no_thread_holds_more_than_its_registers() -> None:
+    whole = [s for s in proposals((1, 768, 7, 7), 7) if lines_at_once(s)]
+    assert whole and all(thread_work(s.form, s.schedule, GPU).elements <= 400 for s in whole)
 
 
 def test_what_lies_across_memory_takes_a_line_for_each_element() -> None:
     """Weights whose taps lie innermost: a thread's channels are elements of as many lines."""
     lines: list[dict[str, float]] = []
-    for dense in (False, True):
-        _, found = proposals(depthwise(64, 1, 3), image(1, 64, 14, 7, dense))
-        work = {str(s.schedule): thread_work(s.form, s.schedule, GPU) for s in found}
+    for along in (False, True):
+        work = {
+            str(s.schedule): thread_work(s.form, s.schedule, GPU)
+            for s in proposals((1, 64, 14, 14), 7, along)
+        }
         assert {w.steps for w in work.values()} == {1, 7}
         lines.append({name: w.lines for name, w in work.items()})
-    across, along = lines
-    both = across.keys() & along.keys()
-    assert all(along[name] <= across[name] for name in both)
-    assert any(along[name] < across[name] for name in both)
+    across, dense = lines
+    both = across.keys() & dense.keys()
+    assert all(dense[name] <= across[name] for name in both)
+    assert any(dense[name] < across[name] for name in both)

@@ -159,7 +159,7 @@ class Accesses:
         """An axis, bound here, of the elements that neighbours along a block axis are."""
         printer, a = self.printer, shared.axis
         size, first = dims.integer(shared.count), self.firsts[a]
-        number = f"{self._number[a]}_{shared.count}"
+        number = f"{self._number[a]}w{shared.count}"
         own = Axis(f"w{number}", dims.ceildiv(a.extent, size))
         tile = printer.tiles[a] // shared.count
         zero = first.number and first.text == "0"

@@ -58,6 +58,11 @@ def _runs(s: Load | Store) -> str:
     return f" in runs of {', '.join(map(str, s.runs))}" if s.runs else ""
 
 
+def _interleaved(s: Store) -> str:
+    """How the axes of a store take turns."""
+    return "" if s.interleaved is None else f" interleaved: {s.interleaved}"
+
+
 def _alike(s: Load) -> str:
     """Where neighbours are one element of memory."""
     return f", each for {', '.join(map(str, s.alike))}" if s.alike else ""
@@ -100,8 +105,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
-                turns = "" if s.interleaved is None else f" interleaved: {s.interleaved}"
-                how = f"{past}{_told(s.access)}{_runs(s)}{turns}"
+                how = f"{past}{_told(s.access)}{_runs(s)}{_interleaved(s)}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
                     f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"

@@ -23,7 +23,7 @@ from tilewright.errors import OutOfMemory
 from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.bound import Workspace
+from tilewright.runtime.plan.bound import BuiltPlan, Workspace
 from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Executable, Guards
 from tilewright.runtime.plan.known_sizes import Bound, Result
 from tilewright.runtime.plan.launch import BuiltUnit, raise_error
@@ -44,19 +44,12 @@ class CudaBound(Bound):
     keep_bytes = KEPT_MEMORY.max_gpu_workspace_bytes
 
     def __init__(
-        self,
-        plan: Plan,
-        sizes: dict[str, Number],
-        unit: BuiltUnit | None,
-        constants: Sequence[Tensor],
-        ordinal: int,
-        checks: Checks | None = None,
-        before: Bound | None = None,
+        self, built: BuiltPlan, sizes: dict[str, Number], ordinal: int, before: Bound | None = None
     ) -> None:
         self.ordinal = ordinal
         self.capturing = capturing_on(ordinal)
         self.by_stream: dict[int, list[Workspace]] = {}
-        super().__init__(plan, sizes, unit, constants, checks, before=before)
+        super().__init__(built, sizes, before=before)
         _BOUNDS.add(self)
 
     @property
@@ -114,7 +107,7 @@ class CudaExecutable(Executable):
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal, self.checks, self._recent)
+        return CudaBound(self.built, sizes, self.ordinal, self._recent)
 
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""

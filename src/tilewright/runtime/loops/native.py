@@ -109,7 +109,7 @@ class NativeLoop:
         self.part = bound.first
         plan, self.layouts = self.part.plan, self.part.layouts
         self.plan = plan
-        self.workspace = Workspace(self.part, bound.constants)
+        self.workspace = Workspace(self.part)
         self.bases = self.workspace.bases
         self.tables = Tables(self.workspace)
         self.held: list[object] = []

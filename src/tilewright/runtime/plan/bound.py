@@ -1,9 +1,10 @@
-"""A plan under exact sizes: numbers for every shape, packed memory, launch tables. And the workspace of one run."""
+"""A plan under exact sizes: where its buffers lie, what it makes, launch tables. And the workspace of one run."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from math import prod
@@ -53,20 +54,30 @@ def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> No
             raise NoElements(what, phase="run", op=p.op, place=p.place, hint=hint)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltPlan:
+    """A plan with its kernels and its frozen tensors, whatever sizes it runs under; `checks` look at each step."""
+
+    plan: Plan
+    unit: BuiltUnit | None = None
+    constants: tuple[Tensor, ...] = ()
+    checks: Checks | None = None
+
+
 class BoundSegment:
     """One segment under exact sizes: what to allocate and what to do."""
 
     def __init__(
-        self, plan: Plan, segment: PlanSegment, number: int, sizes: Mapping[str, Number], unit: BuiltUnit | None,
-        checks: Checks | None = None, before: BoundSegment | None = None,
-    ) -> None:  # fmt: skip
-        """`before`: a segment of the plan under other sizes, of which is taken what has not changed."""
-        self.checks = checks
+        self, built: BuiltPlan, number: int, sizes: Mapping[str, Number], before: BoundSegment | None = None
+    ) -> None:
+        """The segment with that number. `before`: a segment under other sizes, of which is taken what has not
+        changed."""
+        self.built = built
+        self.plan = plan = built.plan
+        self.segment = segment = plan.segments[number]
+        self.unit, self.checks = built.unit, built.checks
         check_preconditions(segment, sizes)
-        self.plan = plan
         self.make = maker_on(plan.device)
-        self.segment = segment
-        self.unit = unit
         self.layouts = Layouts(plan, sizes, None if before is None else before.layouts)
         self.sizes = array("q", [int(sizes.get(name, 0)) for name in plan.symbols] or [0])
         same = before if before is not None and before.segment is segment else None
@@ -159,9 +170,10 @@ class BoundSegment:
             found = self._roots[step] = frozenset(slot for row in places for slot, _ in row[1])
         return found
 
-    def reader_of_constants(self, buffers: frozenset[int], constants: Sequence[Tensor]) -> Reader | None:
+    def reader_of_constants(self, buffers: frozenset[int]) -> Reader | None:
         """Reads the addresses of the constants that these buffers are."""
         if buffers not in self._readers:
+            constants = self.built.constants
             numbers = [(self.plan.buffers[b].index, b) for b in sorted(buffers)]
             self._readers[buffers] = reader(
                 [Lies(k, b, tuple(constants[k].shape), constants[k].stride()) for k, b in numbers]
@@ -221,9 +233,9 @@ def copied_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
 class Workspace:
     """Memory and prepared steps for one run of one segment at a time."""
 
-    def __init__(self, part: BoundSegment, constants: Sequence[Tensor]) -> None:
+    def __init__(self, part: BoundSegment) -> None:
         self.part = part
-        self.constants = list(constants)
+        self.constants = constants = list(part.built.constants)
         plan = part.plan
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
         if plan.device == "cpu" and part.arena_bytes >= CPU_WORK.min_huge_page_bytes:
@@ -257,6 +269,11 @@ class Workspace:
         self.views = tuple(self.lasting.items())
         return made
 
+    def prepare(self) -> Workspace:
+        """This one, with what a run does at hand: made here, by one thread."""
+        _ = self.acts
+        return self
+
     def add_addressed(self, buffers: Iterable[int]) -> None:
         """Each run must know the addresses of these too."""
         self.addressed |= set(buffers)
@@ -264,7 +281,7 @@ class Workspace:
         mine = [b for b in self.addressed if b < len(known)]
         self._made = [b for b in mine if known[b].home not in (Home.INPUT, Home.CONSTANT)]
         frozen = frozenset(b for b in mine if known[b].home is Home.CONSTANT)
-        self._read_constants = self.part.reader_of_constants(frozen, self.constants)
+        self._read_constants = self.part.reader_of_constants(frozen)
 
     def point(self, tensors: Tensors, *, read: bool) -> None:
         """Note where the tensors of a run lie. Those of the inputs are there if they were `read`."""

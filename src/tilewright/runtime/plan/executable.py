@@ -33,7 +33,7 @@ from .arguments import (
     solve,
     symbols_of_plan,
 )
-from .bound import BoundSegment, Workspace, check_preconditions
+from .bound import BoundSegment, BuiltPlan, Workspace, check_preconditions
 from .known_sizes import Bound, Join, Quick, Result, never
 from .launch import BuiltUnit
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
@@ -75,6 +75,7 @@ class Executable:
         self.plan = plan
         self.constants = tuple(constants)
         self.unit = unit
+        self.built = BuiltPlan(plan, unit, self.constants, checks)
         self.guards = guards
         self._tables: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
         self._lock = threading.Lock()
@@ -159,9 +160,9 @@ class Executable:
         held: list[Workspace] = []
         for place, segment in enumerate(self.plan.segments):
             if place:
-                part = BoundSegment(self.plan, segment, place, sizes, self.unit, self.checks, bound.first)
+                part = BoundSegment(self.built, place, sizes, bound.first)
                 part.receive_measured(self.plan.segments[place - 1], tensors)
-            workspace = first if not place else Workspace(part, self.constants)
+            workspace = first if not place else Workspace(part)
             held.append(workspace)
             part.allocate_outputs(tensors)
             acts = workspace.acts
@@ -220,7 +221,7 @@ class Executable:
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return Bound(self.plan, sizes, self.unit, self.constants, self.checks, self.join, self._recent)
+        return Bound(self.built, sizes, self.join, self._recent)
 
     def bound_for(self, args: Sequence[Argument]) -> Bound:
         """The plan for the sizes of `args`."""

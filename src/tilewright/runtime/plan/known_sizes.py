@@ -13,10 +13,9 @@ from tilewright.runtime.cpu.native_call import Outside
 from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .arguments import Argument
-from .bound import BoundSegment, Workspace
-from .launch import BuiltUnit, raise_error
+from .bound import BoundSegment, BuiltPlan, Workspace
+from .launch import raise_error
 from .reading import Lies, reader_of, table_of
-from .verified import Checks
 
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
@@ -60,18 +59,18 @@ class Bound:
     keep_bytes = KEPT_MEMORY.max_workspace_bytes
 
     def __init__(
-        self, plan: Plan, sizes: dict[str, Number], unit: BuiltUnit | None, constants: Sequence[Tensor],
-        checks: Checks | None = None, join: Join | None = None, before: Bound | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        built: BuiltPlan,
+        sizes: dict[str, Number],
+        join: Join | None = None,
+        before: Bound | None = None,
+    ) -> None:
         """`before`: the plan under other sizes, of which is taken what has not changed."""
-        self.plan = plan
+        self.built = built
+        self.plan = plan = built.plan
         self.join = join
         self.sizes = sizes
-        self.constants = constants
-        self.unit = unit
-        self.first = BoundSegment(
-            plan, plan.segments[0], 0, sizes, unit, checks, None if before is None else before.first
-        )
+        self.first = BoundSegment(built, 0, sizes, None if before is None else before.first)
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         if before is None:
@@ -93,19 +92,16 @@ class Bound:
         self.free: list[Workspace] = []
         self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
-        self.quick = self.read is not None and _is_quick(plan) and checks is None
+        self.quick = self.read is not None and _is_quick(plan) and built.checks is None
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        divided = before is not None and before.divided_at(sizes)
-        native = None if not self.quick or divided else self.native_run()
-        self.run: Quick | None = (native or self.quick_run()) if self.quick else None
-        self.divided = self.quick and native is None
-        """Whether some kernel is worth a second thread, so that there is no native call; nor is there for larger
-        sizes."""
+        self.divided = False
+        """Whether some kernel is worth a second thread, so that there is no native call."""
+        self.run: Quick | None = (self.native_run(before) or self.quick_run()) if self.quick else None
 
-    def divided_at(self, sizes: Mapping[str, Number]) -> bool:
-        """Whether it is surely `divided` under other sizes."""
+    def is_divided_at(self, sizes: Mapping[str, Number]) -> bool:
+        """Whether it is most likely `divided` under other sizes, none of which is smaller."""
         return self.divided and all(n >= self.sizes.get(name, n) for name, n in sizes.items())
 
     def place(self, tensors: list[Tensor | None], args: Sequence[Argument]) -> None:
@@ -130,14 +126,12 @@ class Bound:
 
     def fresh(self) -> Workspace:
         """A new one."""
-        return self._ready(Workspace(self.first, self.constants))
+        return self._ready(Workspace(self.first))
 
     def _ready(self, made: Workspace) -> Workspace:
-        """`made`, with all that it does at hand."""
         if self.join is not None:
             self.join(made)
-        assert made.acts is not None  # made here, by one thread
-        return made
+        return made.prepare()
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
@@ -150,14 +144,19 @@ class Bound:
         if not keep:
             self.free.clear()
 
-    def native_run(self) -> Quick | None:
-        """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
+    def native_run(self, before: Bound | None) -> Quick | None:
+        """The whole run as one native function, if all of it is so short that it may keep other threads waiting. Who
+        had none before for smaller sizes is not asked again."""
         if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
+        if before is not None and before.is_divided_at(self.sizes):
+            self.divided = True
+            return None
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        made = Workspace(self.first, self.constants)
+        made = Workspace(self.first)
         found = made.native_call(Outside(self.table, outputs, self.first.make, raise_error))
         if found is None:
+            self.divided = True
             self.free.append(self._ready(made))  # for the first run
         return cast(Quick | None, found)  # it takes what the plan says
 

@@ -119,7 +119,7 @@ def table_of(inputs: Sequence[Lies], before: LayoutTable | None = None) -> Layou
         sizes = array("q", i.shape if i.like is not None else ())
         held[k] = strides, sizes
         row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
-        row.strides = strides.buffer_info()[0]
+        row.strides, row.sizes = strides.buffer_info()[0], None
         if i.like is not None:
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
