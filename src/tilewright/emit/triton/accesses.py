@@ -225,7 +225,7 @@ class Accesses:
         value_of = s.unrounded
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
         if s.interleaved is not None:
-            s, value = self.in_turns(s, s.interleaved, value)
+            s, value = self.along_memory(s, s.interleaved, value)
         mask, offset = self.mask(s.mask), self.offset(s)
         wanted = printer.union([t for t in (offset, mask, value) if t is not None])
         text = f"{self.address(s, offset, wanted)}, {printer.fit(value, wanted).text}"
@@ -238,12 +238,12 @@ class Accesses:
             self.loads = False
         self.lines.put(f"tl.store({text})")
 
-    def in_turns(self, s: Store, turns: InterleavedStore, value: Term) -> tuple[Store, Term]:
+    def along_memory(self, s: Store, how: InterleavedStore, value: Term) -> tuple[Store, Term]:
         """A store of `value` over two other axes: groups of columns, and within a group all that lies side by side. No
         element changes its place in memory; threads are dealt out along it."""
-        printer, rows, columns, count = self.printer, turns.rows, turns.columns, turns.count
+        printer, rows, columns, count = self.printer, how.rows, how.columns, how.count
         value = printer.spread(value, printer.ordered((rows, columns)), s.buffer.dtype)
-        groups, along = self.words(SharedElement(columns, count)), self.both(rows, count)
+        groups, along = self.words(SharedElement(columns, count)), self.bind_runs(rows, count)
         tile, number = printer.tiles[rows], dims.integer(count)
         parts = [str(printer.tiles[groups]), str(count)]
         first = value.dims[0] == rows
@@ -254,12 +254,12 @@ class Accesses:
             axis(rows): dims.floordiv(axis(along), number),
             axis(columns): dims.add(dims.mul(axis(groups), number), dims.mod(axis(along), number)),
         }
-        runs = (ElementRun(groups, 1, 1), ElementRun(along, turns.length, turns.multiple))
+        runs = (ElementRun(groups, 1, 1), ElementRun(along, how.length, how.multiple))
         mask = None if s.mask is None else substitute(s.mask, places)
         moved = replace(s, offset=substitute(s.offset, places), mask=mask, runs=runs, interleaved=None)
         return moved, laid
 
-    def both(self, rows: Axis, count: int) -> Axis:
+    def bind_runs(self, rows: Axis, count: int) -> Axis:
         """An axis, bound here, of `count` elements for each of some rows, one row after the other."""
         printer, first = self.printer, self.firsts[rows]
         own = Axis(f"t{self._number[rows]}_{count}", dims.mul(rows.extent, dims.integer(count)))

@@ -64,7 +64,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     made = add_products(replace(program, body=rewrite_body(program.body, change)))
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     # Of what products make the matrix unit says how it lies in registers; other blocks lie as they are stored.
-    body = tell_runs(load_once(made.body, tiles, sides), tiles, turns=bool(sides))
+    body = tell_runs(load_once(made.body, tiles, sides), tiles, interleave=bool(sides))
     made = replace(made, body=keep_last_steps(body), odd_steps=has_odd_steps(program))
     early = target.early_launch
     return made if early == "none" else with_early_launch(made, outside=early == "any")

@@ -15,10 +15,14 @@ from tilewright.tuning.thresholds import GPU_MATMUL
 
 
 def tell_runs(
-    body: Sequence[Stmt], tiles: Mapping[Axis, int], turns: bool = False, even: frozenset[Axis] = frozenset()
+    body: Sequence[Stmt],
+    tiles: Mapping[Axis, int],
+    interleave: bool = False,
+    even: frozenset[Axis] = frozenset(),
 ) -> tuple[Stmt, ...]:
     """`body` with the runs of its loads and stores along the block axes `tiles`, and of stores, if asked, how axes take
-    `turns`. Blocks of the axes in `even`, which are bound around it, begin at multiples of their tiles."""
+    turns there (`interleave`). Blocks of the axes in `even`, which are bound around it, begin at multiples of their
+    tiles."""
     least = GPU_MATMUL.min_stored_run_elements
     made: list[Stmt] = []
     for s in body:
@@ -27,15 +31,15 @@ def tell_runs(
                 s = replace(s, runs=hidden_runs(s.offset, _blocks(s.var.axes, tiles), tiles, even))
             case Store():
                 own = _blocks(s.axes, tiles)
-                taking = interleaved_store(s.offset, own, tiles, even, least) if turns else None
-                s = replace(s, runs=hidden_runs(s.offset, own, tiles, even), interleaved=taking)
+                taken = interleaved_store(s.offset, own, tiles, even, least) if interleave else None
+                s = replace(s, runs=hidden_runs(s.offset, own, tiles, even), interleaved=taken)
             case Loop():
                 inside = even | {s.axis} if dims.divisible(s.start, s.tile) else even - {s.axis}
-                s = replace(s, body=tell_runs(s.body, tiles, turns, inside))
+                s = replace(s, body=tell_runs(s.body, tiles, interleave, inside))
             case Nest():
-                s = replace(s, body=tell_runs(s.body, tiles, turns, even))
+                s = replace(s, body=tell_runs(s.body, tiles, interleave, even))
             case Branch():
-                yes, no = (tell_runs(b, tiles, turns, even) for b in (s.body, s.orelse))
+                yes, no = (tell_runs(b, tiles, interleave, even) for b in (s.body, s.orelse))
                 s = replace(s, body=yes, orelse=no)
             case _:
                 pass
