@@ -348,10 +348,10 @@ import threading
 import numpy as np
 from tilewright.options import Options
 from tilewright.runtime.cpu import pool
-from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.cache import ContentStore
 from tests.runtime.cpu.test_pool import Calls
-p = pool.pool(Store(None), Options())
-assert p is pool.pool(Store(None), Options())
+p = pool.pool(ContentStore(None), Options())
+assert p is pool.pool(ContentStore(None), Options())
 p.resize(2)
 calls = Calls()
 calls.pool = p

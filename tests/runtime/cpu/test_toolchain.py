@@ -317,8 +317,8 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     text = script(
         "from pathlib import Path\n"
         "from tilewright.options import Options\nfrom tilewright.runtime.cpu import toolchain\n"
-        "from tilewright.runtime.store.cache import Store\n"
-        f"p = toolchain.build_texts([{ANSWER!r}], (), Store(Path({str(tmp_path / 'kernels')!r})), Options())\n"
+        "from tilewright.runtime.store.cache import ContentStore\n"
+        f"p = toolchain.build_texts([{ANSWER!r}], (), ContentStore(Path({str(tmp_path / 'kernels')!r})), Options())\n"
         "print(toolchain.load(p).answer())"
     )
     runs = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for _ in range(3)]

@@ -267,8 +267,8 @@ def test_failure_inside_a_flight_frees_the_lock(store: ContentStore) -> None:
 
 WRITER = """
 from pathlib import Path
-from tilewright.runtime.store.cache import Store, digest
-store = Store(Path({root!r}))
+from tilewright.runtime.store.cache import ContentStore, digest
+store = ContentStore(Path({root!r}))
 print("ready", flush=True)
 for i in range(1000000):
     key = digest(str(i % 40))

@@ -17,6 +17,7 @@ EXCUSED = {
     "arrays": "brings numpy's arrays in",
     "capture": "makes the graph, which is part of the key",
     "plan": "comes after what is remembered",
+    "progress": "tells people what is done",
     "runtime": "builds and runs; what it measures has keys of its own",
     "emit": "prints: part of PRINTING",
     "__init__": "names what is public",
