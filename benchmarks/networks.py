@@ -1,4 +1,5 @@
-"""`python -m benchmarks.networks --device cuda`: whole networks in half precision against eager and Inductor.
+"""`python -m benchmarks.networks --device cuda`: whole networks in half precision against eager and Inductor,
+with its defaults and with max-autotune.
 
 Each network and batch size has a process of its own. Every contestant runs with and without CUDA graphs
 and, for networks of convolutions, in both memory formats; its best setting counts. Eager and Inductor are

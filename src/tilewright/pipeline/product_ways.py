@@ -3,7 +3,6 @@ schedules, with the whole sum in one kernel or in parts that a second kernel mer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,6 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel
-from tilewright.ir.schedule import Role
 from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.partition.cover import partition
@@ -19,7 +17,7 @@ from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
 from tilewright.partition.products import ProductGroup, find_products
 from tilewright.rewrite.split.products import SplitProduct, even_part_counts, split_product
-from tilewright.schedule.scheduler import Solution
+from tilewright.schedule.scheduler import Solution, grid_points
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
@@ -78,7 +76,7 @@ def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
         return []
     found = [Proposal(1, s, s.seconds) for s in whole]
     if found:
-        found += _in_parts(task, solver, _grid_points(whole[0], solver))
+        found += _in_parts(task, solver, grid_points(whole[0].schedule, solver.hints))
     return sorted(found, key=lambda p: p.seconds)
 
 
@@ -102,12 +100,6 @@ def _in_parts(task: ProductTask, solver: Solver, points: int) -> Iterator[Propos
             continue
         for s in proposed[: PRODUCTS.max_of_parts]:
             yield Proposal(count, s, s.seconds + merge)
-
-
-def _grid_points(solution: Solution, solver: Solver) -> int:
-    """Blocks of a launch."""
-    plans = [c for c in solution.schedule.tiling.classes if c.role is Role.GRID]
-    return math.prod(-(-solver.hints.estimate(c.axis.extent) // c.tile) for c in plans)
 
 
 def library_way(task: ProductTask, builder: KernelBuilder) -> ReplayContestant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +11,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.program import TileProgram
-from tilewright.ir.schedule import Schedule
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.target import Target
 
@@ -100,3 +101,9 @@ class Scheduler(Protocol):
     def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """Further schedules for sizes that are not known; the first that serves is the best."""
         ...
+
+
+def grid_points(schedule: Schedule, hints: SizeHints) -> int:
+    """Blocks of a launch at typical sizes."""
+    plans = [c for c in schedule.tiling.classes if c.role is Role.GRID]
+    return math.prod(-(-max(1, hints.estimate(c.axis.extent)) // c.tile) for c in plans)

@@ -15,7 +15,7 @@ from tilewright.tuning.input_limits import KEPT_MEMORY
 from .arguments import Argument
 from .bound import BoundSegment, BuiltPlan, Workspace
 from .launch import raise_error
-from .reading import Lies, reader_of, table_of
+from .reading import Lies, table_of, table_reader
 
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
@@ -87,7 +87,7 @@ class Bound:
                 for i in before.table.inputs
             ]
             self.table, self._runs = table_of(lies, before.table), before._runs
-        self.read = reader_of(self.table)
+        self.read = table_reader(self.table)
         """Reads the addresses of all inputs, if they lie as compiled for."""
         self.free: list[Workspace] = []
         self.retains = False

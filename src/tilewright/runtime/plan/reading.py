@@ -192,10 +192,10 @@ def _shown(t: Tensor) -> tuple[object, ...]:
 
 def reader(inputs: Sequence[Lies]) -> Reader | None:
     """What reads these inputs; None where no native side is there."""
-    return reader_of(table_of(inputs)) if _makers else None
+    return table_reader(table_of(inputs)) if _makers else None
 
 
-def reader_of(table: LayoutTable) -> Reader | None:
+def table_reader(table: LayoutTable) -> Reader | None:
     """The same of a table."""
     return _makers[0]((ctypes.addressof(table), table)) if _makers else None
 

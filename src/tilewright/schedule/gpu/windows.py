@@ -22,10 +22,10 @@ from tilewright.form.unrolled_sums import is_window, taps_of
 from tilewright.ir.dtype import f16
 from tilewright.ir.expr import Axis, axes_of, axis, walk
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
-from tilewright.schedule.scheduler import Comparison, Solution
+from tilewright.schedule.scheduler import Comparison, Solution, grid_points
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
 from tilewright.tuning.thresholds import FORMS, GPU_COST, GPU_MATMUL
@@ -101,7 +101,7 @@ def thread_work(form: Form, schedule: Schedule, target: Target) -> ThreadWork:
 
 def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch, for windows that are written out."""
-    work, blocks = thread_work(form, schedule, target), _grid_points(schedule, hints)
+    work, blocks = thread_work(form, schedule, target), grid_points(schedule, hints)
     near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
     warps = schedule.launch.warps * -(-blocks // target.cores)
     first = 0.0 if near is None else work.lines * warps * GPU_COST.line_bytes * target.cores / near.bandwidth
@@ -111,15 +111,9 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first) + alone
 
 
-def _grid_points(schedule: Schedule, hints: SizeHints) -> int:
-    """Blocks of a launch."""
-    plans = [c for c in schedule.tiling.classes if c.role is Role.GRID]
-    return math.prod(-(-max(1, hints.estimate(c.axis.extent)) // c.tile) for c in plans)
-
-
 def _may_wait_once(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> bool:
     """Whether a thread's registers hold all lines of a window, and a core has so few warps that they wait."""
-    warps = schedule.launch.warps * _grid_points(schedule, hints) / target.cores
+    warps = schedule.launch.warps * grid_points(schedule, hints) / target.cores
     read = thread_work(form, schedule, target).elements * WINDOW_BYTES
     return warps <= GPU_COST.max_waiting_warps and read <= GPU_COST.max_window_bytes
 
