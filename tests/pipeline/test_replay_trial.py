@@ -17,6 +17,11 @@ from torch import Tensor
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import symbol
+from tilewright.ir.ops import contract, view
+from tilewright.ir.sizes import dims
 from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition.cover import partition
@@ -143,6 +148,29 @@ def test_what_is_slower_at_other_sizes_is_not_taken(slow_rows: Sequence[int], to
     ((first, second),) = trial([[library, ours]])
     assert first == 1.0 and second == told
     assert asked[:2] == [8, 8] and set(asked) <= {1, 8, 64}
+
+
+def test_sizes_that_a_program_cannot_have_are_not_tried() -> None:
+    """8 planes of s by s are rows of 200 numbers: s is 5, whatever n is."""
+    n, s = symbol("n", 1), symbol("s", 1)
+    b = Builder()
+    x, w = b.value((n, dims.integer(8), s, s), f32), b.value((dims.integer(200), dims.integer(16)), f32)
+    made = contract.matmul(b, view.reshape(b, x, (n, dims.integer(200))), w)
+    solver = Solver(host_target(), Options(), hints=SizeHints({"n": 8, "s": 5}))
+    library = partition(
+        normalise(select(normalise(b.finish((x, w), (made,))))), solver.price, solver.hints
+    )
+    asked: list[int] = []
+
+    def clock(run: Callable[[], object]) -> float:
+        (found,) = cast("list[Tensor]", run())
+        asked.append(len(found))
+        return 0.5 if len(asked) % 2 == 0 else 1.0
+
+    ways = ReplayContestant(library), ReplayContestant(library)
+    trial = ReplayTrial(replace(builder(), solver=solver), "cpu", clock)
+    assert trial([ways]) == [[1.0, 0.5]]
+    assert asked == [8, 8, 1, 1, 64, 64]
 
 
 def test_no_clock_decides_where_results_are_to_be_the_same_each_time() -> None:

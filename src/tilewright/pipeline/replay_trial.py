@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tilewright.analysis.fitting_sizes import fit
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import TilewrightError, warn_once
 from tilewright.ir.graph import Layout, Value
@@ -102,12 +103,15 @@ class ReplayTrial:
         return [None if w in faster and w not in left else t for w, t in zip(ways, found, strict=True)]
 
     def _other_sizes(self, way: ReplayContestant) -> Iterator[SizeHints]:
-        """Some that all unknown sizes may have as well, as far as their ranges and memory allow."""
-        symbols, hints = way.cover.graph.symbols(), self.builder.hints
+        """Some that all unknown sizes may have as well, as far as their ranges, the program and memory allow."""
+        graph, hints = way.cover.graph, self.builder.hints
+        symbols = graph.symbols()
         for factor in PRODUCTS.other_sizes if symbols else ():
             wanted = {repr(s): max(1, round(hints.estimate(s) * factor)) for s in symbols}
-            other = hints.also(wanted)
-            if 2 * self._bytes([way], other) <= MODELS.max_timed_region_bytes:
+            free = {s: n for s, n in wanted.items() if fit(graph, hints.also({s: n}), hints)}
+            other = hints.also(free)
+            within = 2 * self._bytes([way], other) <= MODELS.max_timed_region_bytes
+            if free and within and fit(graph, other, hints):
                 yield other
 
     def _at(
