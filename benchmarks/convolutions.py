@@ -39,6 +39,7 @@ from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target, preset
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 aten = torch.ops.aten
 
@@ -200,14 +201,14 @@ def ways(layer: Layer, batch: int, target: Target) -> Ways:
         for name in add(f"s{count}", halves.parts, layouts, halves.between, best=KEPT_IN_PARTS):
             found.steps[name] = (*found.steps[name], last)
             found.between[name] = dims.static(halves.between.numel) or 0
-            found.modelled[name] += merge.seconds or 0.0
+            found.modelled[name] += (merge.seconds or 0.0) + GPU_MATMUL.merge_seconds
 
     def modelled(count: int) -> float:
         halves = split_product(kernel, graph.layouts, count, graph.fresh_id())
         assert halves is not None
         layouts = {**graph.layouts, halves.between: halves.layout}
         first = next(iter(solver.proposals(halves.parts, layouts)))
-        return first.seconds + solver.price(halves.merge, layouts)
+        return first.seconds + solver.price(halves.merge, layouts) + GPU_MATMUL.merge_seconds
 
     whole = add("", kernel, graph.layouts)
     seconds = {count: modelled(count) for count in even_part_counts(kernel, MOST_PARTS)}

@@ -157,9 +157,7 @@ def test_sizes_that_a_program_cannot_have_are_not_tried() -> None:
     x, w = b.value((n, dims.integer(8), s, s), f32), b.value((dims.integer(200), dims.integer(16)), f32)
     made = contract.matmul(b, view.reshape(b, x, (n, dims.integer(200))), w)
     solver = Solver(host_target(), Options(), hints=SizeHints({"n": 8, "s": 5}))
-    library = partition(
-        normalise(select(normalise(b.finish((x, w), (made,))))), solver.price, solver.hints
-    )
+    library = partition(normalise(select(normalise(b.finish((x, w), (made,))))), solver.price, solver.hints)
     asked: list[int] = []
 
     def clock(run: Callable[[], object]) -> float:

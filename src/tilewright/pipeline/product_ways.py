@@ -3,7 +3,8 @@ schedules, with the whole sum in one kernel or in parts that a second kernel mer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints
@@ -19,6 +20,7 @@ from tilewright.partition.products import ProductGroup, find_products
 from tilewright.rewrite.split.products import SplitProduct, even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution, grid_points
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .build import KernelBuilder
@@ -99,7 +101,7 @@ def _in_parts(task: ProductTask, solver: Solver, points: int) -> Iterator[Propos
         except IllegalSchedule:
             continue
         for s in proposed[: PRODUCTS.max_of_parts]:
-            yield Proposal(count, s, s.seconds + merge)
+            yield Proposal(count, s, s.seconds + merge + GPU_MATMUL.merge_seconds)
 
 
 def library_way(task: ProductTask, builder: KernelBuilder) -> ReplayContestant:
@@ -133,12 +135,15 @@ def _as_kernels(task: ProductTask, parts: int) -> Graph:
 
 
 def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
-    """So many of the fastest by the model, most of which load by descriptors where there are such: of the same tiles,
-    these are faster but for small products."""
-    by = [p for p in proposed if p.solution.schedule.memory.descriptors]
-    without = [p for p in proposed if not p.solution.schedule.memory.descriptors]
-    few = max(-(-count // PRODUCTS.timed_by_address) if count > 1 else 0, count - len(by))
-    return [*by[: count - few], *without[:few]]
+    """So many of the fastest by the model, first one of each tile: of what tiles do the model knows less than of how
+    many warps and loads under way they want."""
+    ranks: Counter[Hashable] = Counter()
+    turns: list[tuple[int, int, Proposal]] = []
+    for place, p in enumerate(proposed):
+        tile = (p.parts, *((c.axis, c.tile) for c in p.solution.schedule.tiling.classes))
+        turns.append((ranks[tile], place, p))
+        ranks[tile] += 1
+    return [p for *_, p in sorted(turns, key=lambda t: t[:2])[:count]]
 
 
 def tasks_of(graph: Graph, improve: Rewrite, hints: SizeHints) -> list[ProductTask]:

@@ -386,6 +386,8 @@ class GpuCostThresholds:
 
     loads_per_choice: int
     min_copy_bytes: int
+    max_copy_bytes: int
+    descriptor_granule_bytes: int
     line_bytes: int
     window_step_seconds: float
     window_element_seconds: float
@@ -417,7 +419,11 @@ class GpuMatmulThresholds:
     short_rows_rate_ratio: float
     overlap_loss_ratio: float
     read_over_copy_ratio: float
+    operand_read_ratio: float
     gathered_operations: int
+    copy_operations: int
+    descriptor_latencies: float
+    merge_seconds: float
     running_operations: int
     gathered_registers: float
     max_unpacked_ratio: float

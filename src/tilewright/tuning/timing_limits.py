@@ -127,8 +127,6 @@ class ProductLimits:
     """Schedules of a group that are timed, those first that the model takes for the fastest."""
     min_timed: int = 2
     """Schedules of a group that are timed, if there is time for all groups."""
-    timed_by_address: int = 4
-    """One of so many that are timed loads operands by address."""
     builds_per_core_second: float = 1.0
     """Kernels that a core builds in a second, about: the budget of seconds says how many are tried."""
     min_caches_between_turns: int = 2

@@ -1,7 +1,7 @@
 """Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
 
     seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
-    terms   = multiply, shared, L2, device, arrival, gathering, unpacking
+    terms   = multiply, shared, L2, device, arrival, gathering, addressing, unpacking
 
     multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
     shared   = rounds * bytes that matrix units read and copies write / (bandwidth / cores)
@@ -9,6 +9,7 @@
     device   = what waves of blocks read that share rows and columns of operands, / bandwidth
     arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
     gathering = rounds * elements that no copy takes * operations for each / (rate of threads / cores)
+    addressing = rounds * copies of 16 bytes that no descriptor does * operations for each / (rate of threads / cores)
     unpacking = rounds * elements that are made of others * operations for each / (rate of threads / cores)
 
 A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
@@ -30,7 +31,7 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
 from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
 from .operand_work import operand_work
@@ -56,6 +57,8 @@ class PlainProduct:
     """Which make an element of each side of what is loaded."""
     gathered: frozenset[Axis]
     """The sides of which threads load single elements, since none lie side by side that could be copied at once."""
+    described: frozenset[Axis]
+    """The sides of which descriptors reach all operands."""
     walked: Axis | None = None
     """The class of steps, each of which sums all of k: then k is a part of what is summed."""
     counted: dict[tuple[int, ...], int] = field(
@@ -156,8 +159,21 @@ def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None
     gathered = frozenset(a for a, work in works if work.gathered)
     loaded = {side: sum(w.loaded_bytes for a, w in works if a is side) for side in (m, n)}
     operations = {side: sum(w.operations for a, w in works if a is side) for side in (m, n)}
+    described = frozenset((m, n)) - {a for a, work in works if not work.described}
     return PlainProduct(
-        form, m, n, k, batch, tuple(sides), made[0].operand, operands, loaded, operations, gathered, walked
+        form,
+        m,
+        n,
+        k,
+        batch,
+        tuple(sides),
+        made[0].operand,
+        operands,
+        loaded,
+        operations,
+        gathered,
+        described,
+        walked,
     )
 
 
@@ -196,7 +212,7 @@ def matmul_seconds(
     model = _Model(product, tiles, target, hints, bytes_once(product.form, hints) if moved is None else moved)
     terms = (
         model.multiply(), model.shared(), model.last_cache(), model.device(), model.arrival(), model.gathering(),
-        model.unpacking(),
+        model.addressing(), model.unpacking(),
     )  # fmt: skip
     loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
     return target.launch_seconds + model.waiting() + max(terms) + loss
@@ -272,7 +288,7 @@ class _Model:
         moved = self.count * self.steps * self.depth * (self.loaded_rows + self.loaded_columns)
         if cache is None:
             return 0.0
-        return moved / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio * self.reached)
+        return moved / (cache.bandwidth * GPU_MATMUL.operand_read_ratio * self.reached)
 
     def device(self) -> float:
         """What comes from memory, or from the last cache if all of it may lie there."""
@@ -295,6 +311,17 @@ class _Model:
         operations = self.rounds * self.steps * elements * GPU_MATMUL.gathered_operations
         return 2 * operations * self.target.cores / self.target.flops
 
+    def addressing(self) -> float:
+        """What threads compute to copy operands: addresses, and masks at borders."""
+        gathered, described = self.product.gathered, self._described()
+        sides = (self.tiles.rows, self.loaded_rows), (self.tiles.columns, self.loaded_columns)
+        copied = self.depth * sum(n for a, n in sides if a not in gathered and a not in described)
+        operations = copied / GPU_COST.max_copy_bytes * GPU_MATMUL.copy_operations
+        return 2 * self.rounds * self.steps * operations * self.target.cores / self.target.flops
+
+    def _described(self) -> frozenset[Axis]:
+        return self.product.described if self.tiles.blocks.descriptors else frozenset()
+
     def unpacking(self) -> float:
         """What threads compute to make operands of what they load."""
         of = self.product.operations
@@ -302,11 +329,17 @@ class _Model:
         return 2 * self.rounds * self.steps * self.depth * each * self.target.cores / self.target.flops
 
     def waiting(self) -> float:
-        """Each step ends at a barrier, which the steps ahead hide, or without these waits for memory; a block begins
-        and ends alone, with its first operands and its results under way."""
-        alone = 2 + (self.steps if self.stages == 1 else 0)
-        steps = self.steps * GPU_MATMUL.step_seconds / self._steps_ahead()
-        return (steps + alone * self.target.latency) * self.rounds / self._side_by_side()
+        """A block begins and ends alone, with its first operands and its results under way; descriptors are fetched
+        before anything is copied by them. Results leave behind the last product."""
+        alone = 2 + (GPU_MATMUL.descriptor_latencies if self._described() else 0)
+        return alone * self.target.latency * self.rounds / self._side_by_side() + self._storing()
+
+    def _storing(self) -> float:
+        cache = self.target.level(MemoryKind.L2)
+        form = self.product.form
+        size = sum(form.params[i.param].dtype.bytes for i in form.outputs)
+        made = self.count * self.tiles.height * self.tiles.width * size
+        return 0.0 if cache is None else made / (cache.bandwidth * self.reached)
 
     def _side_by_side(self) -> int:
         return min(self.together, self.rounds)

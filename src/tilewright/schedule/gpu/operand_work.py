@@ -11,17 +11,20 @@ from tilewright.analysis.runs import side_by_side, words_of
 from tilewright.ir.dtype import DType, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST
 
 
 @dataclass(frozen=True, slots=True)
 class OperandWork:
     """For each element of an operand: bytes that are loaded, and operations that make it of them. `gathered`: threads
-    load single elements, since none lie side by side that could be copied at once."""
+    load single elements, since none lie side by side that could be copied at once. `described`: a tensor descriptor
+    reaches its blocks, so that no thread computes addresses."""
 
     loaded_bytes: float
     operations: float
     gathered: bool
+    described: bool = False
 
 
 def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], dtype: DType) -> OperandWork:
@@ -35,8 +38,26 @@ def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], d
     packed = [(w, of) for w, of in words if not of.is_float and w.is_whole]
     if not packed:
         least = GPU_COST.min_copy_bytes // dtype.bytes
-        return OperandWork(dtype.bytes, 0.0, any(side_by_side(x.args[0], axes, tile) < least for x in reads))
+        gathered = any(side_by_side(x.args[0], axes, tile) < least for x in reads)
+        return OperandWork(dtype.bytes, 0.0, gathered, operand in reads and _is_matrix(operand, axes, dtype))
     loaded = sum(of.bytes / math.prod(w.counts.values()) for w, of in packed)
     gathered = any(w.side_by_side() * of.bytes < GPU_COST.min_copy_bytes for w, of in packed)
     made = [x for x in walk(operand) if x.op in SCALARS and x.dtype is not i64 and axes_of(x) >= whole]
     return OperandWork(loaded, sum(SCALARS[x.op].cost for x in made), gathered)
+
+
+def _is_matrix(read: Expr, axes: Sequence[Axis], dtype: DType) -> bool:
+    """Whether a read goes along memory by one class and by whole granules by the others (see `lower.descriptors`)."""
+    steps = [dims.coefficient(read.args[0], axis(a)) for a in axes]
+    granule = max(1, GPU_COST.descriptor_granule_bytes // dtype.bytes)
+    near = [step for step in steps if step is dims.ONE]
+    return len(near) == 1 and all(
+        step is dims.ONE or (step is not None and not axes_of(step) and _is_whole(step, granule))
+        for step in steps
+    )
+
+
+def _is_whole(step: Expr, granule: int) -> bool:
+    """Whether a step is a multiple of a granule, if it is known."""
+    number = dims.static(step)
+    return number is None or number % granule == 0

@@ -84,9 +84,13 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     found = _candidates(product, target, hints)
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
     price = _price_of_tiles(product, target, hints)
+
+    def best(tiles: Tiles) -> float:
+        return min(map(price, _loaded(product, tiles, target)))
+
     alike: Counter[tuple[Axis, int, int]] = Counter()
     tried: list[Tiles] = []
-    for tiles in sorted(legal, key=price):
+    for tiles in sorted(legal, key=best):
         tile = tiles.rows, tiles.height, tiles.width
         if alike[tile] < PROPOSALS.max_alike and len(tried) < PROPOSALS.max_kept:
             alike[tile] += 1
@@ -135,9 +139,15 @@ def _variants(
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
-    if not target.descriptors:
-        return made
-    return [replace(t, blocks=b) for t in made for b in (replace(t.blocks, descriptors=True), t.blocks)]
+    return [t for m in made for t in _loaded(product, m, target)]
+
+
+def _loaded(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
+    """The ways to load operands: by descriptor where one reaches any, and by address."""
+    by_address = [tiles]
+    if not target.descriptors or not product.described:
+        return by_address
+    return [replace(tiles, blocks=replace(tiles.blocks, descriptors=True)), *by_address]
 
 
 def _sides(product: PlainProduct, target: Target, hints: SizeHints) -> list[tuple[Axis, Axis]]:
