@@ -175,7 +175,15 @@ def start(descs, rings, full, row, column, k, slot, wanted):
 
 @gluon.jit
 def alike(
-    a_desc, b_desc, c_desc, rows, columns, depth, SLOTS: gl.constexpr, ORDER: gl.constexpr, PARTS: gl.constexpr
+    a_desc,
+    b_desc,
+    c_desc,
+    rows,
+    columns,
+    depth,
+    SLOTS: gl.constexpr,
+    ORDER: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
     """All warps do the same: they start the copies of a later step, also of the next tile, while they multiply."""
     BM: gl.constexpr = a_desc.block_type.shape[0]
