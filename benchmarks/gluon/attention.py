@@ -75,21 +75,34 @@ def hidden(s, first, layout: gl.constexpr):
     return gl.where(key[None, :] <= row[:, None], s, float("-inf"))
 
 
+HELD: gl.constexpr = gl.constexpr(
+    "{ .reg .pred ahead; .reg .b32 lanes; setp.gtu.f32 ahead, $1, 0fBF800000; "
+    "vote.sync.ballot.b32 lanes, ahead, 0xffffffff; bar.warp.sync lanes; mov.f32 $0, $1; }"
+)
+"""Of sums of probabilities, which are never below 0: a barrier of the warp that cannot be had before them."""
+
+
+@gluon.jit
+def held_here(total):
+    """The same, computed before the next wait for products: else ptxas moves the wait in front of the softmax."""
+    return gl.inline_asm_elementwise(HELD, "=f,f", [total], dtype=gl.float32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def attend_partition(
     o_desc,
     rings,
     bars,
-    scale,
-    tiles,
-    blocks,
+    sizes,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     STRIP: gl.constexpr,
     TURNS: gl.constexpr,
+    HOLD: gl.constexpr,
 ):
-    """The warps of one strip of rows. `scale` is that of scores times log2(e). With TURNS, two strips start their
-    products in turn, so that one's softmax runs under the other's products."""
+    """The warps of one strip of rows. With TURNS, two strips start their products in turn, so that one's softmax runs
+    under the other's products; with HOLD, also under the strip's own."""
+    scale, tiles, blocks = sizes
     q_ring, k_ring, v_ring, o_ring = rings
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
     STRIPS: gl.constexpr = q_ring.shape[0]
@@ -148,6 +161,8 @@ def attend_partition(
             top = higher
             p = gl.exp2(s * scale - (top * scale)[:, None])
             total = total * shrink + gl.sum(p, 1)
+            if HOLD:
+                total = held_here(total)
             o, _ = warpgroup_mma_wait(0, deps=(o, weights))
             mbarrier.arrive(v_empty.index(before), count=1)
             o = o * shrink[:, None]
@@ -181,8 +196,9 @@ def attention(
     SLOTS: gl.constexpr,
     STRIPS: gl.constexpr,
     TURNS: gl.constexpr,
+    HOLD: gl.constexpr,
 ):
-    """All tiles of 128 queries. `blocks` is how many of them a head has; STRIPS (1 or 2) says between how many sets of
+    """All tiles of 128 queries. `scale` is that of scores times log2(e), `blocks` is how many of them a head has; STRIPS (1 or 2) says between how many sets of
     warps a tile's rows are shared."""
     ROWS: gl.constexpr = q_desc.block_type.shape[0]
     KEYS: gl.constexpr = k_desc.block_type.shape[0]
@@ -202,10 +218,11 @@ def attention(
         barriers(STRIPS, 1),
     )
     descs = (q_desc, k_desc, v_desc)
+    sizes = (scale, tiles, blocks)
     if STRIPS == 1:
         gl.warp_specialize(
             [
-                (attend_partition, (o_desc, rings, bars, scale, tiles, blocks, GROUP, CAUSAL, 0, TURNS)),
+                (attend_partition, (o_desc, rings, bars, sizes, GROUP, CAUSAL, 0, TURNS, HOLD)),
                 (load_partition, (descs, rings, bars, tiles, blocks, GROUP, CAUSAL)),
             ],
             [1],
@@ -214,8 +231,8 @@ def attention(
     else:
         gl.warp_specialize(
             [
-                (attend_partition, (o_desc, rings, bars, scale, tiles, blocks, GROUP, CAUSAL, 0, TURNS)),
-                (attend_partition, (o_desc, rings, bars, scale, tiles, blocks, GROUP, CAUSAL, 1, TURNS)),
+                (attend_partition, (o_desc, rings, bars, sizes, GROUP, CAUSAL, 0, TURNS, HOLD)),
+                (attend_partition, (o_desc, rings, bars, sizes, GROUP, CAUSAL, 1, TURNS, HOLD)),
                 (load_partition, (descs, rings, bars, tiles, blocks, GROUP, CAUSAL)),
             ],
             [4, 1],

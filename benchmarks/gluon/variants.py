@@ -85,11 +85,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Attention:
-    """A form of attention: `strips` sets of warps share a tile's rows, starting their products in turn or not; a
-    program goes over many tiles or has one."""
+    """A form of attention: `strips` sets of warps share a tile's rows, starting their products in turn or not; the
+    wait for a product is held behind the softmax or left to ptxas; a program goes over many tiles or has one."""
 
     strips: int
     turns: bool
+    hold: bool = True
     persistent: bool = True
     slots: int = 2
 
@@ -107,7 +108,7 @@ class Attention:
     def fixed(self, causal: bool, group: int) -> dict[str, int | bool]:
         """The kernel's constants."""
         return {
-            "GROUP": group, "CAUSAL": causal, "SLOTS": self.slots, "STRIPS": self.strips, "TURNS": self.turns
+            "GROUP": group, "CAUSAL": causal, "SLOTS": self.slots, "STRIPS": self.strips, "TURNS": self.turns, "HOLD": self.hold
         }  # fmt: skip
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -145,6 +146,7 @@ ATTENTIONS: Mapping[str, Attention] = MappingProxyType(
         "gluon, two strips in turn": Attention(strips=2, turns=True),
         "gluon, two strips": Attention(strips=2, turns=False),
         "gluon, one strip": Attention(strips=1, turns=False),
+        "gluon, two strips in turn, waits as ptxas has them": Attention(strips=2, turns=True, hold=False),
         "gluon, two strips in turn, a tile a program": Attention(strips=2, turns=True, persistent=False),
     }
 )
