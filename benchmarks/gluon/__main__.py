@@ -33,7 +33,7 @@ LOST = 3
 LATER = 30.0
 """Seconds after the end of the budget by which the last row has ended."""
 
-STILL = 40.0
+STILL = 60.0
 """Seconds without news after which a child is taken to hang: building and timing take less."""
 
 

@@ -198,8 +198,8 @@ def attention(
     TURNS: gl.constexpr,
     HOLD: gl.constexpr,
 ):
-    """All tiles of 128 queries. `scale` is that of scores times log2(e), `blocks` is how many of them a head has; STRIPS (1 or 2) says between how many sets of
-    warps a tile's rows are shared."""
+    """All tiles of 128 queries. `scale` is that of scores times log2(e), `blocks` is how many tiles a head has; STRIPS
+    (1 or 2) says between how many sets of warps a tile's rows are shared."""
     ROWS: gl.constexpr = q_desc.block_type.shape[0]
     KEYS: gl.constexpr = k_desc.block_type.shape[0]
     DEPTH: gl.constexpr = k_desc.block_type.shape[1]

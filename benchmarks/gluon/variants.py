@@ -107,9 +107,8 @@ class Attention:
 
     def fixed(self, causal: bool, group: int) -> dict[str, int | bool]:
         """The kernel's constants."""
-        return {
-            "GROUP": group, "CAUSAL": causal, "SLOTS": self.slots, "STRIPS": self.strips, "TURNS": self.turns, "HOLD": self.hold
-        }  # fmt: skip
+        form: dict[str, int | bool] = {"STRIPS": self.strips, "TURNS": self.turns, "HOLD": self.hold}
+        return {"GROUP": group, "CAUSAL": causal, "SLOTS": self.slots} | form
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         """The result for q, k, v [batch, heads, length, 128]."""

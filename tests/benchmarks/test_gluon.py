@@ -37,7 +37,7 @@ def test_attention_is_built(causal: bool) -> None:
     for variant in (v for v in ATTENTIONS.values() if v.persistent):  # else it is the same code
         found = counts(variant.build(causal))
         assert found["spilled_bytes"] == 0 and found["shared_bytes"] <= 232448  # type: ignore[operator]
-        # Q K^T and P V, in front of the loop and in it, or in it and behind it: 128 = 8 times 16 each.
+        # Q K^T and P V: in front of the loop and in it, or in it and behind it: 128 = 8 times 16 each.
         assert found["wgmma"] == 4 * 8 * variant.strips
         assert found["copies_in"] and found["copies_out"] == variant.strips
 
@@ -102,6 +102,14 @@ def test_who_kills_the_process_is_left_out() -> None:
     main.blame(state, main.LOST)
     assert state["refused"] == {"gluon b": "Lost: not ended"} and state["rows"]["c"]["done"]
     assert "done" not in state["rows"]["b"]
+
+
+def test_rows_run_in_a_process_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    given = argparse.Namespace(json=path, device="cpu", only=[], rounds=1, commit="", budget=-1.0)
+    found = main.measure_all(given)
+    assert set(found) == set(rows.ROWS) and {f["not_available"] for f in found.values()} == {"no time left"}
+    assert json.loads(path.read_text())["rows"] == found
 
 
 def test_attention_without_a_mask_is_exact() -> None:
