@@ -286,8 +286,8 @@ def summary(found: Mapping[str, Facts]) -> str:
         "us over cold inputs, median; the best right way of each kind", heads, lines
     )
     told = [
-        f"{edges} edges, {kind} over two kernels: geomean {geomean(bests):.3f} of the best of {len(bests)} rows, "
-        f"{geomean(pairs):.3f} of equal parts and tiles"
+        f"{edges} edges, {kind} over two kernels: {geomean(bests):.3f} times as fast (geomean of the best ways of "
+        f"{len(bests)} rows), {geomean(pairs):.3f} with equal parts and tiles"
         for edges in (FULL, EARLY)
         for kind in (LAST, LAST_SINGLE)
         for bests, pairs in [ratios(found, kind, edges)]

@@ -54,7 +54,8 @@ class Problem:
 
     def captured(self) -> tuple[Graph, Kernel]:
         """Its graph, and all of it as one kernel."""
-        given, of = self.inputs(torch.device("cpu"))[:-1], self.of
+        operands, of = self.inputs(torch.device("meta"))[:-1], self.of
+        given = [torch.empty_like(t, device="cpu") for t in operands]
         if isinstance(of, Layer):
             return captured(lambda x, weight, bias: of.convolved(x, weight, bias), given)
         return captured(gemm.multiplied, given)
