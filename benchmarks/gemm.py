@@ -146,6 +146,11 @@ def printed(scheduled: Scheduled, target: Target) -> tuple[TritonSource, Variant
 def build(found: Kernels, target: Target, store: ContentStore) -> None:
     """Build all side by side; those that Triton refuses are missing."""
     found.sources = {name: printed(s, target)[0] for name, s in found.scheduled.items()}
+    build_sources(found, target, store)
+
+
+def build_sources(found: Kernels, target: Target, store: ContentStore) -> None:
+    """Build all that are printed side by side; those that Triton refuses are missing."""
     left = list(found.sources)
     while left:
         try:
