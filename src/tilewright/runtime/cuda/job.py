@@ -33,6 +33,8 @@ class Job:
     """Whether a * b + c may round once."""
     packing: bool = True
     """Whether LLVM may pack scalar operations into vectors (its SLP vectoriser, which dies over a few kernels)."""
+    dialect: str = "triton"
+    """`triton`, or `gluon`."""
     local_sums: bool = True
     """Whether Triton may keep a thread's part of a sum to itself until a loop ends (a pass that refuses a few
     kernels)."""
