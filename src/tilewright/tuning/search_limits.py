@@ -290,6 +290,21 @@ PROPOSALS = ProposalChoices()
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialisedChoices:
+    """Schedules of a loop over keys whose warps are specialised, to be timed beside the usual one."""
+
+    rows: int = 128
+    """Rows of a block: a strip for each of two warp groups."""
+    keys: tuple[int, ...] = (128, 64)
+    """Keys of a step."""
+    slots: tuple[int, ...] = (4, 3, 2)
+    """Buffers of the rings of keys and of values; the first number that shared memory holds is taken."""
+
+
+SPECIALISED = SpecialisedChoices()
+
+
+@dataclass(frozen=True, slots=True)
 class BuildAttempts:
     """What is built again because a compiler or a device refused it."""
 

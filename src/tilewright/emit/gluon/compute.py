@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.emit.triton.scope import ATOM, SUM, Scope, Term
 from tilewright.emit.triton.statements import Body
-from tilewright.ir.program import Load, Loop, Release, Stmt, Store, Await
+from tilewright.ir.program import Await, Load, Loop, Release, Stmt, Store
 from tilewright.lower.specialise.analyse import weights_of
 from tilewright.lower.specialise.plan import STRIP_ROWS, KeyLoop, Ring
 

@@ -34,12 +34,12 @@ from .load import Loader, Named
 LOADING_REGISTERS, COMPUTING_REGISTERS = 24, 240
 """Of a thread of the warp that loads, and of one that computes: two warp groups and that warp have all of a core."""
 
-_HEAD = '''import triton
+_HEAD = """import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-'''
+"""
 _SHARED = '''
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
@@ -116,9 +116,7 @@ def _heading(plan: WarpPlan, arguments: Sequence[Argument], helpers: Helpers) ->
     return "\n".join(lines) + "".join(f"\n\n{text.rstrip()}\n" for text in helpers.texts.values())
 
 
-def _load(
-    program: TileProgram, plan: WarpPlan, sizes: dict[str, str], names: Named, helpers: Helpers
-) -> str:
+def _load(program: TileProgram, plan: WarpPlan, sizes: dict[str, str], names: Named, helpers: Helpers) -> str:
     """The body of the function of the warp that loads."""
     lines = Lines()
     printer = Expressions(False, sizes, plan.tile, lines, helpers, Indices(index_values(program)))
@@ -157,7 +155,11 @@ def _kernel(plan: WarpPlan, numbers: Sequence[str], pointers: Sequence[str], nam
     put, query = lines.put, plan.query
     first = next(k for k in plan.loops if k.values is not None)
     assert first.values is not None
-    for letter, s, ring in (("q", query, plan.query_ring), ("k", first.keys, plan.key_ring), ("v", first.values, plan.value_ring)):
+    for letter, s, ring in (
+        ("q", query, plan.query_ring),
+        ("k", first.keys, plan.key_ring),
+        ("v", first.values, plan.value_ring),
+    ):
         put(_allocated(letter, names[s.buffer.name, plan.box(s)], ring))
     put(f"q_full = barriers({plan.strips}, 1)")
     for letter, ring in (("k", plan.key_ring), ("v", plan.value_ring)):

@@ -50,7 +50,7 @@ class LaidExpressions(Expressions):
     def layout(self, axes: Sequence[Axis]) -> str:
         """The name of the layout of blocks over `axes`. Raises UnsupportedError if they have none."""
         plan = self.plan
-        known = {
+        known: dict[tuple[Axis, ...], str] = {
             (plan.rows, plan.keys): "SCORES",
             (plan.rows, plan.columns): "RESULTS",
             (plan.rows,): "ROWS",

@@ -76,7 +76,9 @@ class Loader:
         size = ring.block[0] * ring.block[1] * s.buffer.dtype.bytes
         self.lines.put(f"mbarrier.expect({full}, {size})")
         name = self.names[s.buffer.name, self.plan.box(s)]
-        self.lines.put(f"load_block({name}, [{', '.join(self._places(s))}], {full}, {letter}_ring.index({slot}))")
+        self.lines.put(
+            f"load_block({name}, [{', '.join(self._places(s))}], {full}, {letter}_ring.index({slot}))"
+        )
 
     def _places(self, s: Load) -> list[str]:
         """The first element of a block along each dim."""

@@ -85,7 +85,10 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
         program.verify_order()
     except ValueError as error:
         raise VerifyError(str(error), phase="emit") from error
-    arguments = (*plain_arguments(program, symbols, variant), *descriptor_arguments(program, reached(program, variant)))
+    arguments = (
+        *plain_arguments(program, symbols, variant),
+        *descriptor_arguments(program, reached(program, variant)),
+    )
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
     indices = Indices(index_values(program))

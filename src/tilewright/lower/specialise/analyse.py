@@ -1,9 +1,9 @@
 """Whether the warps of a program can be specialised, and how.
 
-What is understood: one streamed loop over keys (cut into ranges or not) in which a product of the query and a block of
-keys gives scores, and mostly a product of what is made of the scores and a block of values is added to results. Queries,
-keys and values are blocks of descriptors; all else is computed of scores, of rows and of indices. Anything else is
-refused in words.
+What is understood: a streamed loop over keys (cut into ranges or not) in which a product of the query and a block of
+keys gives scores, and mostly a product of what is made of the scores and a block of values is added to results. The
+query, keys and values are blocks of descriptors; all else is computed of scores, of rows and of indices. Anything else
+is refused in words.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def specialise(program: TileProgram) -> WarpPlan:
     tiles = _tiles(program, rows, keys, columns)
     strips = tiles[rows] // STRIP_ROWS
     if tiles[rows] != strips * STRIP_ROWS or not 1 <= strips <= MAX_STRIPS:
-        raise _refused(f"a block of {tiles[rows]} rows is no {STRIP_ROWS} of each of {MAX_STRIPS} warp groups")
+        raise _refused(
+            f"a block of {tiles[rows]} rows is no {STRIP_ROWS} of each of {MAX_STRIPS} warp groups"
+        )
     if program.warps != strips * WARPS_PER_STRIP:
         raise _refused(f"{program.warps} warps for {strips} strips of rows")
     _check_values(program, found, query, (rows, keys, columns))
@@ -120,7 +122,9 @@ def _tiles(program: TileProgram, rows: Axis, keys: Axis, columns: Axis) -> dict[
             found.setdefault(s.axis, s.tile)
     order = list(found)
     if not {rows, keys, columns} <= set(found) or len(found) > len({rows, keys, columns}) + 1:
-        raise _refused("its blocks have other axes than rows, keys, columns and what the first product sums over")
+        raise _refused(
+            "its blocks have other axes than rows, keys, columns and what the first product sums over"
+        )
     if order.index(rows) > min(order.index(keys), order.index(columns)):
         raise _refused("rows are not the first dimension of blocks")
     if max(found[keys], found[columns]) > MAX_COLUMNS:
@@ -179,7 +183,9 @@ def _second_product(s: Loop, dot: Dot, loads: dict[int, Load]) -> tuple[Load, tu
     for x in touching:
         alone = isinstance(x, Update) and _changed(x) == {acc} and x.mask is None
         if not alone or not any(x is y for y in before) or states & set(uses(x)):
-            raise _refused("sums of the second product are read, or changed otherwise than before the product")
+            raise _refused(
+                "sums of the second product are read, or changed otherwise than before the product"
+            )
     return values[0], tuple(touching)
 
 
@@ -209,7 +215,9 @@ def _check_values(
         mentioned = {x.value for e in expressions(s) for x in walk(e) if isinstance(x.value, Axis)}
         if id(s) not in inside and keys in mentioned | {a for v in defines(s) for a in v.axes}:
             raise _refused("keys are known outside the loops over them")
-        if isinstance(s, Collapse) and (s.axes != (keys,) or not all(set(p.axes) <= {rows, keys} for p in s.parts)):
+        if isinstance(s, Collapse) and (
+            s.axes != (keys,) or not all(set(p.axes) <= {rows, keys} for p in s.parts)
+        ):
             raise _refused("a reduction over something else than keys")
     for dot in (d for k in found for d in (k.scores, k.results) if d is not None):
         if not dot.a.dtype.is_half or dot.a.dtype is not dot.b.dtype or dot.acc.dtype is not f32:

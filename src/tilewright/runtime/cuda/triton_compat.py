@@ -118,7 +118,8 @@ def _laid_out(kind: str) -> str:
 
     element, block = found[1], [int(n) for n in found[2].split(",")]
     elements = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
-    layout = gl.NVMMASharedLayout.get_default_for(block, elements[element])
+    default: Any = gl.NVMMASharedLayout.get_default_for
+    layout = default(block, elements[element])
     return f"tensordesc<{element}{block},{layout!r}>"
 
 
