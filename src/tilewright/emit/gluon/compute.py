@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.emit.triton.scope import ATOM, SUM, Scope, Term
 from tilewright.emit.triton.statements import Body
+from tilewright.ir.expr import Axis
 from tilewright.ir.program import Await, Load, Loop, Release, Stmt, Store
 from tilewright.lower.specialise.analyse import weights_of
 from tilewright.lower.specialise.plan import STRIP_ROWS, KeyLoop, Ring
@@ -40,7 +41,7 @@ class Computer(Body):
         for s in statements:
             if s is self.printer.plan.query:
                 self.lines.put(f"q = {_operand('q', 'STRIP', self.printer.plan.query_ring)}")
-                self.lines.put("mbarrier.wait(q_full.index(STRIP), 0)")
+                self.lines.put("mbarrier.wait(q_full.index(STRIP), turn & 1)")
             elif isinstance(s, (Await, Release)):
                 continue
             else:
@@ -77,9 +78,11 @@ class Computer(Body):
         stop = self._scalar(printer.offset(s.stop))
         if found.sure:
             self._steps(found, start, stop)
-            return
-        with self.lines.block(f"if {start.text} < {stop.text}"):
-            self._steps(found, start, stop)
+        else:
+            with self.lines.block(f"if {start.text} < {stop.text}"):
+                self._steps(found, start, stop)
+        if found is printer.plan.loops[-1]:
+            self.lines.put("mbarrier.arrive(q_empty.index(STRIP), count=1)")
 
     def _scalar(self, term: Term) -> Term:
         """A number that is read several times, with a name."""
@@ -129,6 +132,37 @@ class Computer(Body):
         self.body(found.rescale)
         weights = self._operand(weights_of(found.results, self.printer.plan.rows))
         self.lines.put(f"w = gl.convert_layout({weights.text}, WEIGHTS)")
+
+    # --- results -----------------------------------------------------------------
+
+    def store(self, s: Store) -> None:
+        """As the base class; a block that is copied goes through its buffer."""
+        copied, printer = self.printer.plan.copied, self.printer
+        if copied is None or s is not copied.store:
+            super().store(s)
+            return
+        value = self.stored(printer.value(s.unrounded), s.unrounded.dtype, s.buffer.dtype)
+        value = self.named_block(value, s)
+        box = printer.plan.box(copied.block)
+        places = [
+            self.firsts[p.value].text if n > 1 and isinstance(p.value, Axis) else printer.term(p).text
+            for p, n in zip(copied.block.at, box.tile, strict=True)
+        ]
+        self.lines.put("tma.store_wait(0)  # the copy before has read the buffer")
+        self.lines.put(f"o_ring.index(STRIP).store({value})")
+        self.lines.put("fence_async_shared()")
+        name = self.descriptors[s.buffer.name, box]
+        self.lines.put(f"store_block({name}, [{', '.join(places)}], o_ring.index(STRIP))")
+
+    def named_block(self, value: Term, s: Store) -> str:
+        """A block of results, whole."""
+        plan = self.printer.plan
+        return self.printer.spread(value, (plan.rows, plan.columns), s.buffer.dtype).text
+
+    def end(self) -> None:
+        """Print what is done behind the last grid point."""
+        if self.printer.plan.copied is not None:
+            self.lines.put("tma.store_wait(0)")
 
     # --- products ----------------------------------------------------------------
 

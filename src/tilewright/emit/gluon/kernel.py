@@ -7,7 +7,8 @@ is printed so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 from tilewright.emit.triton.expr import Expressions, count_reads
 from tilewright.emit.triton.helpers import Helpers
@@ -20,11 +21,11 @@ from tilewright.emit.triton.kernel import (
     plain_arguments,
     print_grid,
 )
-from tilewright.emit.triton.scope import Lines
+from tilewright.emit.triton.scope import UNARY, Lines, Scope, Term
 from tilewright.emit.triton.statements import check_size, printed
-from tilewright.ir.program import TileProgram
+from tilewright.ir.program import Load, TileProgram
 from tilewright.lower.specialise.analyse import SPECIAL, specialise
-from tilewright.lower.specialise.plan import WARPS_PER_STRIP, Ring, WarpPlan
+from tilewright.lower.specialise.plan import WARPS_PER_STRIP, CopiedStore, Ring, WarpPlan
 from tilewright.lower.variants import Variant
 
 from .compute import Computer
@@ -38,10 +39,33 @@ _HEAD = """import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 """
 _SHARED = '''
 load_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_block = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def turns_of(points):
+    """How many grid points this block goes through."""
+    own, count = tl.program_id(0), tl.num_programs(0)
+    whole = points // count
+    last = tl.where(whole % 2 == 1, count - 1 - own, own)
+    return whole + (last < points - whole * count).to(tl.int32)
+
+
+@gluon.jit
+def place_of(turn):
+    """The number of a grid point. Blocks take turns, every second time in reverse: work may fall along the grid."""
+    own, count = tl.program_id(0), tl.num_programs(0)
+    return turn * count + tl.where(turn % 2 == 1, count - 1 - own, own)
 
 
 @gluon.jit
@@ -59,7 +83,18 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
         mbarrier.init(made.index(i), count=ARRIVALS)
     return made
 '''
-_PARTS = ("q_ring", "k_ring", "v_ring", "q_full", "k_full", "k_empty", "v_full", "v_empty")
+_PARTS = (
+    "q_ring",
+    "k_ring",
+    "v_ring",
+    "o_ring",
+    "q_full",
+    "q_empty",
+    "k_full",
+    "k_empty",
+    "v_full",
+    "v_empty",
+)
 """What the kernel makes and its warps share."""
 
 
@@ -75,15 +110,20 @@ def emit_gluon(program: TileProgram, symbols: Sequence[str], name: str) -> Trito
     """Print a legalised `program` in Gluon. Raises IllegalSchedule if its warps cannot be specialised, and what
     `emit_triton` raises."""
     plan = specialise(program)
-    boxes = [(s.buffer, plan.box(s)) for s in _loads(plan)]
+    boxes = [(s.buffer, plan.box(s)) for s in _blocks(plan)]
     shown = descriptor_arguments(program, list(dict.fromkeys(boxes)))
     plain = plain_arguments(program, symbols, SPECIAL)
     names: Named = {(program.params[a.index].name, a.descriptor): a.name for a in shown if a.descriptor}
     sizes = {symbols[a.index]: a.name for a in plain if a.kind == "size"}
     helpers = Helpers("gl")
-    load, compute = _load(program, plan, sizes, names, helpers), _compute(program, plan, sizes, helpers)
+    load, compute = (
+        _load(program, plan, sizes, names, helpers),
+        _compute(program, plan, sizes, names, helpers),
+    )
     numbers = [a.name for a in plain if a.kind == "size"]
     pointers = [a.name for a in plain if a.kind in ("pointer", "size")]
+    if plan.copied is not None:
+        pointers.append(names[plan.copied.store.buffer.name, plan.box(plan.copied.block)])
     arguments = (*plain, *shown)
     text = "\n\n".join([
         _heading(plan, arguments, helpers),
@@ -93,12 +133,24 @@ def emit_gluon(program: TileProgram, symbols: Sequence[str], name: str) -> Trito
         + _kernel(plan, numbers, pointers, names),
     ])  # fmt: skip
     return TritonSource(
-        text, name, arguments, WARPS_PER_STRIP, program.stages, SPECIAL, program.contracted, False, "gluon"
+        text,
+        name,
+        arguments,
+        WARPS_PER_STRIP,
+        program.stages,
+        SPECIAL,
+        program.contracted,
+        False,
+        "gluon",
+        True,
     )
 
 
-def _loads(plan: WarpPlan):
+def _blocks(plan: WarpPlan) -> Iterator[Load]:
+    """What descriptors show."""
     yield plan.query
+    if plan.copied is not None:
+        yield plan.copied.block
     for k in plan.loops:
         yield k.keys
         if k.values is not None:
@@ -122,27 +174,43 @@ def _load(program: TileProgram, plan: WarpPlan, sizes: dict[str, str], names: Na
     printer = Expressions(False, sizes, plan.tile, lines, helpers, Indices(index_values(program)))
     printer.counts = count_reads(printed(program))
     _unpack(lines)
-    print_grid(program, printer, "tl.program_id(0)")
     for letter in "kv":
         lines.put(f"{letter}_slot = gl.to_tensor(0)")
         lines.put(f"{letter}_phase = gl.to_tensor(1)  # the phase before the first counts as complete")
-    Loader(plan, printer, names).body(program.body)
+    with _turns(program, printer):
+        Loader(plan, printer, names).body(program.body)
     return lines.text()
 
 
-def _compute(program: TileProgram, plan: WarpPlan, sizes: dict[str, str], helpers: Helpers) -> str:
+def _compute(
+    program: TileProgram, plan: WarpPlan, sizes: dict[str, str], names: Named, helpers: Helpers
+) -> str:
     """The body of the function of a strip of rows."""
     lines = Lines()
     printer = LaidExpressions(plan, sizes, lines, helpers, Indices(index_values(program)))
     printer.counts = count_reads(printed(program))
     pointers = {b.name: f"p{k}" for k, b in enumerate(program.params)}
     _unpack(lines)
-    print_grid(program, printer, "tl.program_id(0)")
-    body = Computer(program, printer, pointers, aligned=True)
+    body = Computer(program, printer, pointers, True, names)
     body.start()
-    body.body(program.body)
+    with _turns(program, printer):
+        body.body(program.body)
+    body.end()
     check_size(printer)
     return lines.text()
+
+
+@contextmanager
+def _turns(program: TileProgram, printer: Expressions) -> Generator[None]:
+    """Around what is done at each of the grid points of a block."""
+    extents = [printer.term(g.extent).at(UNARY) for g in program.grid]
+    points = printer.named(Term(" * ".join(extents) or "1"), "i")
+    with printer.lines.block(f"for turn in range(turns_of({points.text}))"):
+        outer = printer.scope
+        printer.scope = Scope(outer)
+        print_grid(program, printer, "place_of(turn)")
+        yield
+        printer.scope = outer
 
 
 def _unpack(lines: Lines) -> None:
@@ -161,7 +229,10 @@ def _kernel(plan: WarpPlan, numbers: Sequence[str], pointers: Sequence[str], nam
         ("v", first.values, plan.value_ring),
     ):
         put(_allocated(letter, names[s.buffer.name, plan.box(s)], ring))
+    # Without a buffer for results, a name for none.
+    put("o_ring = q_ring" if plan.copied is None else _result_ring(plan.copied, plan, names))
     put(f"q_full = barriers({plan.strips}, 1)")
+    put(f"q_empty = barriers({plan.strips}, 1)")
     for letter, ring in (("k", plan.key_ring), ("v", plan.value_ring)):
         put(f"{letter}_full = barriers({ring.slots}, 1)")
         put(f"{letter}_empty = barriers({ring.slots}, {plan.strips})")
@@ -173,6 +244,10 @@ def _kernel(plan: WarpPlan, numbers: Sequence[str], pointers: Sequence[str], nam
     registers = [COMPUTING_REGISTERS] * (plan.strips - 1) + [LOADING_REGISTERS]
     put(f"gl.warp_specialize([{', '.join([*computed, loaded])}], {warps}, {registers})")
     return lines.text()
+
+
+def _result_ring(copied: CopiedStore, plan: WarpPlan, names: Named) -> str:
+    return _allocated("o", names[copied.store.buffer.name, plan.box(copied.block)], copied.ring)
 
 
 def _allocated(letter: str, name: str, ring: Ring) -> str:

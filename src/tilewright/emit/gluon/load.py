@@ -46,6 +46,7 @@ class Loader:
         ring = self.plan.query_ring
         first = self.firsts[self.plan.rows]
         with self.lines.block(f"for i in gl.static_range({ring.slots})"):
+            self.lines.put("mbarrier.wait(q_empty.index(i), (turn & 1) ^ 1)")
             self.firsts[self.plan.rows] = f"{first} + {STRIP_ROWS} * i"
             self._start(s, "q", "i", ring)
         self.firsts[self.plan.rows] = first

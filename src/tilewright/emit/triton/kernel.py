@@ -62,6 +62,8 @@ class TritonSource:
     contracted: bool = True
     outside: bool = False
     dialect: Dialect = "triton"
+    persistent: bool = False
+    """Whether a block goes through many grid points, so that no more are launched than run at once."""
 
     @property
     def signature(self) -> dict[str, str]:

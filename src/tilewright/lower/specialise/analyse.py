@@ -9,6 +9,7 @@ is refused in words.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import f32
@@ -34,9 +35,10 @@ from tilewright.ir.program import (
     walk_statements,
 )
 from tilewright.ir.sizes import dims
+from tilewright.lower.descriptors import described
 from tilewright.lower.variants import Variant, reached, variants
 
-from .plan import STRIP_ROWS, WARPS_PER_STRIP, KeyLoop, Ring, WarpPlan
+from .plan import STRIP_ROWS, WARPS_PER_STRIP, CopiedStore, KeyLoop, Ring, WarpPlan
 
 SPECIAL = Variant(aligned=True, wide=False)
 """The variant in which descriptors can be used."""
@@ -46,6 +48,12 @@ MAX_STRIPS = 2
 
 MAX_COLUMNS = 256
 """Of a product of a warp group."""
+
+MAX_COPIED_COLUMNS = 128
+"""Of results that have a buffer in shared memory beside the rings."""
+
+NOWHERE = -1
+"""The number of no value."""
 
 _LAW = "the warps of a kernel are specialised where one loads for products of a loop over keys"
 
@@ -75,6 +83,7 @@ def specialise(program: TileProgram) -> WarpPlan:
         _ring(strips, [query], tiles | {rows: STRIP_ROWS}, rows),
         _ring(program.stages, [k.keys for k in found], tiles, _only(set(whole.keys.var.axes) - {keys})),
         _ring(program.stages, [k.values for k in found if k.values is not None], tiles, keys),
+        _copied(program, tiles | {rows: STRIP_ROWS}, (rows, columns), strips),
     )  # fmt: skip
 
 
@@ -245,6 +254,25 @@ def _ring(slots: int, loads: Sequence[Load], tiles: dict[Axis, int], first: Axis
     if len(order) != 2:
         raise _refused("an operand is no matrix")
     return Ring(slots, (tiles[order[0]], tiles[order[1]]), order[0] != first)
+
+
+def _copied(
+    program: TileProgram, tiles: dict[Axis, int], axes: tuple[Axis, Axis], strips: int
+) -> CopiedStore | None:
+    """The store of results, if a descriptor reaches its block, and shared memory has room for a buffer."""
+    rows, columns = axes
+    found = [s for s in program.statements() if isinstance(s, Store) and set(s.axes) == {rows, columns}]
+    if len(found) != 1 or tiles[columns] > MAX_COPIED_COLUMNS or not found[0].buffer.dtype.is_half:
+        return None
+    s = found[0]
+    plain = Load(Var(NOWHERE, s.buffer.dtype, s.axes), s.buffer, s.offset, s.mask)
+    block = described(plain, tiles)
+    if block is None or tuple(_block_axes(block)) != (rows, columns):
+        return None
+    shown = reached(replace(program, body=(*program.body, block)), SPECIAL)
+    if (s.buffer, block.descriptor) not in shown:
+        return None
+    return CopiedStore(s, block, Ring(strips, (tiles[rows], tiles[columns]), turned=False))
 
 
 def _block_axes(s: Load) -> Iterator[Axis]:

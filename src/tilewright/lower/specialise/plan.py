@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilewright.ir.expr import Axis
-from tilewright.ir.program import Descriptor, Dot, Load, Loop, Stmt
+from tilewright.ir.program import Descriptor, Dot, Load, Loop, Stmt, Store
 
 WARPS_PER_STRIP = 4
 """Warps that multiply together: a warp group."""
 
 STRIP_ROWS = 64
 """Rows of a product of a warp group."""
+
+HALF_BYTES, BARRIER_BYTES = 2, 16
+"""Bytes of an element of an operand, and of a barrier with what aligns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,21 @@ class KeyLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedStore:
+    """A store whose block goes through a buffer in shared memory, from where the block of a descriptor is copied while
+    the next grid point begins; `block` is that block as a load would take it."""
+
+    store: Store
+    block: Load
+    ring: Ring
+
+
+@dataclass(frozen=True, slots=True)
 class WarpPlan:
     """`strips` warp groups have a part of the block's `rows` each, another warp loads for all of them: `query` once,
     the keys and values of `loops` through rings. Each block is one of a descriptor, that of the query with the rows of
-    a strip. `tiles` are the block axes with their tiles, of `rows` those of a strip."""
+    a strip. `tiles` are the block axes with their tiles, of `rows` those of a strip. Results are written as `copied`
+    says (None: by the threads that hold them)."""
 
     strips: int
     rows: Axis
@@ -60,6 +75,14 @@ class WarpPlan:
     query_ring: Ring
     key_ring: Ring
     value_ring: Ring
+    copied: CopiedStore | None = None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: all buffers, whose elements are halves, and a barrier for each end of each."""
+        rings = [self.query_ring, self.key_ring, self.value_ring]
+        rings += [] if self.copied is None else [self.copied.ring]
+        return sum(r.slots * (math.prod(r.block) * HALF_BYTES + 2 * BARRIER_BYTES) for r in rings)
 
     @property
     def tile(self) -> dict[Axis, int]:
@@ -70,7 +93,7 @@ class WarpPlan:
         """The descriptor of one of the loads, with the block that is copied at once."""
         d = load.descriptor
         assert d is not None
-        if load is not self.query:
+        if self.rows not in load.var.axes:
             return d
         own = [p.value for p in load.at]
         tile = tuple(STRIP_ROWS if a == self.rows else n for a, n in zip(own, d.tile, strict=True))

@@ -73,6 +73,7 @@ def job_of(source: TritonSource, target: Target) -> Job:
         lanes=target.lanes,
         fusion=source.contracted,
         dialect=source.dialect,
+        persistent=source.persistent,
     )
 
 

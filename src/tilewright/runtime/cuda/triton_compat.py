@@ -227,6 +227,7 @@ def _facts(job: Job, built: Any) -> KernelFacts:
         triton=version() or "unknown",
         boxes=_boxes(job, data),
         early=job.backend == "cuda" and waits_first(built.asm[text]),
+        persistent=job.persistent,
     )
 
 

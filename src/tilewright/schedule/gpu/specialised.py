@@ -10,9 +10,10 @@ from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.lower.lower import lower
+from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.specialise.plan import STRIP_ROWS, WARPS_PER_STRIP
 from tilewright.schedule.scheduler import Comparison, Solution
-from tilewright.target import Target
+from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import SPECIALISED
 
 from .capacity import check_capacity
@@ -57,7 +58,9 @@ def _tiled(c: ClassPlan, keys: int) -> ClassPlan:
 def _is_legal(form: Form, schedule: Schedule, target: Target) -> bool:
     try:
         check_capacity(form, schedule, target)
-        lower(with_wide_sums(form, schedule), schedule)
+        program = lower(with_wide_sums(form, schedule), schedule)
+        needed = specialise(program).shared_bytes
     except IllegalSchedule:
         return False
-    return True
+    near = target.level(MemoryKind.SHARED)
+    return near is None or needed <= near.capacity
