@@ -27,13 +27,11 @@ from tilewright.ir.program import Load, TileProgram
 from tilewright.lower.specialise.analyse import SPECIAL, specialise
 from tilewright.lower.specialise.plan import WARPS_PER_STRIP, CopiedStore, Ring, WarpPlan
 from tilewright.lower.variants import Variant
+from tilewright.tuning.search_limits import SPECIALISED
 
 from .compute import Computer
 from .layouts import LaidExpressions, layout_lines
 from .load import Loader, Named
-
-LOADING_REGISTERS, COMPUTING_REGISTERS = 24, 240
-"""Of a thread of the warp that loads, and of one that computes: two warp groups and that warp have all of a core."""
 
 _HEAD = """import triton
 import triton.language as tl
@@ -241,7 +239,7 @@ def _kernel(plan: WarpPlan, numbers: Sequence[str], pointers: Sequence[str], nam
     computed = [f"(compute, ({', '.join([*pointers, 'parts'])}, {k}))" for k in range(plan.strips)]
     loaded = f"(load, ({', '.join([*numbers, *shown, 'parts'])}))"
     warps = [WARPS_PER_STRIP] * (plan.strips - 1) + [1]
-    registers = [COMPUTING_REGISTERS] * (plan.strips - 1) + [LOADING_REGISTERS]
+    registers = [SPECIALISED.computing_registers] * (plan.strips - 1) + [SPECIALISED.loading_registers]
     put(f"gl.warp_specialize([{', '.join([*computed, loaded])}], {warps}, {registers})")
     return lines.text()
 

@@ -37,20 +37,15 @@ from tilewright.ir.program import (
 from tilewright.ir.sizes import dims
 from tilewright.lower.descriptors import described
 from tilewright.lower.variants import Variant, reached, variants
+from tilewright.tuning.search_limits import SPECIALISED
 
 from .plan import STRIP_ROWS, WARPS_PER_STRIP, CopiedStore, KeyLoop, Ring, WarpPlan
 
 SPECIAL = Variant(aligned=True, wide=False)
 """The variant in which descriptors can be used."""
 
-MAX_STRIPS = 2
-"""Warp groups that compute; registers hold no more of them."""
-
 MAX_COLUMNS = 256
 """Of a product of a warp group."""
-
-MAX_COPIED_COLUMNS = 128
-"""Of results that have a buffer in shared memory beside the rings."""
 
 NOWHERE = -1
 """The number of no value."""
@@ -70,9 +65,9 @@ def specialise(program: TileProgram) -> WarpPlan:
     columns = _only(set(whole.results.acc.axes) - {rows})
     tiles = _tiles(program, rows, keys, columns)
     strips = tiles[rows] // STRIP_ROWS
-    if tiles[rows] != strips * STRIP_ROWS or not 1 <= strips <= MAX_STRIPS:
+    if tiles[rows] != strips * STRIP_ROWS or not 1 <= strips <= SPECIALISED.max_strips:
         raise _refused(
-            f"a block of {tiles[rows]} rows is no {STRIP_ROWS} of each of {MAX_STRIPS} warp groups"
+            f"a block of {tiles[rows]} rows is no {STRIP_ROWS} of each of {SPECIALISED.max_strips} warp groups"
         )
     if program.warps != strips * WARPS_PER_STRIP:
         raise _refused(f"{program.warps} warps for {strips} strips of rows")
@@ -262,7 +257,11 @@ def _copied(
     """The store of results, if a descriptor reaches its block, and shared memory has room for a buffer."""
     rows, columns = axes
     found = [s for s in program.statements() if isinstance(s, Store) and set(s.axes) == {rows, columns}]
-    if len(found) != 1 or tiles[columns] > MAX_COPIED_COLUMNS or not found[0].buffer.dtype.is_half:
+    if (
+        len(found) != 1
+        or tiles[columns] > SPECIALISED.max_copied_columns
+        or not found[0].buffer.dtype.is_half
+    ):
         return None
     s = found[0]
     plain = Load(Var(NOWHERE, s.buffer.dtype, s.axes), s.buffer, s.offset, s.mask)
