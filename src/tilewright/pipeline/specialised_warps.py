@@ -78,7 +78,7 @@ def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock
         except (ValueError, IllegalSchedule) as wrong:
             warn_once(f"a schedule that was measured before is not taken for {entry['what']}: {wrong}")
             continue
-        solver.prefer(Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs), solution)
+        solver.prefer(kernel, solution)
 
 
 def _seconds(builder: KernelBuilder) -> float:
