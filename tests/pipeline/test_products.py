@@ -48,6 +48,11 @@ def clock(request: pytest.FixtureRequest) -> Iterator[Clock]:
         yield made
 
 
+def pick_whole(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+    """Those that sum in one kernel."""
+    return [p for p in proposed if p.parts == 1][:count]
+
+
 def halves(*shape: int) -> Tensor:
     return torch.randn(shape).half() / 4
 
@@ -156,11 +161,7 @@ def test_rows_that_are_not_known(clock: Clock) -> None:
     torch.manual_seed(0)
     run, shapes = PROGRAMS["mlp"]
     x, *weights = (halves(*shape) for shape in shapes)
-
-    def whole(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
-        return [p for p in proposed if p.parts == 1][:count]
-
-    with mock.patch("tilewright.pipeline.products.pick_varied", whole):
+    with mock.patch("tilewright.pipeline.products.pick_varied", pick_whole):
         made = compiled(run, [x, *weights], [(0,), (), (), ()], contractions="modelled")
     assert clock.asked and len(made.kernels) == 2 and not any(k.buckets for k in made.kernels)
     for rows in (40, 7, 130):
@@ -197,6 +198,7 @@ def test_convolutions_of_images_whose_columns_lie_innermost(channels: int, copie
     with (
         mock.patch.object(CudaBackend, "clock", lambda backend, device: lambda run: 0.0),
         mock.patch("tilewright.pipeline.phases.ConvolutionTimer", ChannelsAreFaster),
+        mock.patch("tilewright.pipeline.products.pick_varied", pick_whole),
     ):
         made = compiled(run, inputs, contractions="modelled")
     assert len(made.kernels) == 2 + copies

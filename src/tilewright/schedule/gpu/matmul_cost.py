@@ -330,8 +330,10 @@ class _Model:
 
     def waiting(self) -> float:
         """A block begins and ends alone, with its first operands and its results under way; descriptors are fetched
-        before anything is copied by them. Results leave behind the last product."""
+        before anything is copied by them; without loads ahead each step waits for its own, unless threads load single
+        elements, many at once. Results leave behind the last product."""
         alone = 2 + (GPU_MATMUL.descriptor_latencies if self._described() else 0)
+        alone += self.steps if self.stages == 1 and not self.product.gathered else 0
         return alone * self.target.latency * self.rounds / self._side_by_side() + self._storing()
 
     def _storing(self) -> float:
