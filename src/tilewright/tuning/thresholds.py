@@ -200,6 +200,7 @@ class RegionThresholds:
     min_skinny_operand_elements: int
     max_sum_length: int
     max_times_smaller: int
+    max_recomputed_sources: float
 
 
 REGIONS = load(RegionThresholds, "regions")
