@@ -11,7 +11,7 @@ from tilewright.ir.tensor import show_tensor_expr
 from tilewright.library.select import drop_unread, keep_as_calls, selected_as
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
-from tilewright.pipeline.executables import executable
+from tilewright.pipeline.backends.executables import executable
 from tilewright.pipeline.phases import PHASES
 from tilewright.pipeline.state import PlannedGraph
 from tilewright.pipeline.trace import Trace

@@ -115,6 +115,8 @@ class Memory:
     """Of what outputs read besides reductions, up to so many bytes are loaded before these."""
     descriptors: bool = False
     """Blocks that tensor descriptors reach are loaded by them."""
+    warp_specialised: bool = False
+    """One warp loads what products read through a ring of buffers; the other warps compute (`lower.specialise`)."""
 
 
 @dataclass(frozen=True, slots=True)

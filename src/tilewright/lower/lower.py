@@ -37,6 +37,7 @@ from .legality import check_roles, grain
 from .plan import LoopPlan, known_at_start, plan_loops, plan_scope, takes_one_each
 from .rescale import add_level, advance_states, finish_states
 from .skip_tiles import skip_hidden
+from .specialise.analyse import specialise
 from .states import compute_in_tile, declare_state, stored_operand, widen_state
 from .tile_lists import list_segments, loop_over_list
 
@@ -65,6 +66,9 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     if schedule.memory.descriptors:
         program = with_descriptors(program)
     program = replace(program, aligned=schedule.tiling.peel or alignment_pays(program))
+    if schedule.memory.warp_specialised:
+        program = replace(program, warp_specialised=True)
+        specialise(program)  # what is not understood is refused here
     try:
         program.verify()
     except ValueError as bad:

@@ -54,8 +54,8 @@ from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
 from tilewright.tuning.text_limits import TEXTS
 
+from .backends.executables import executable
 from .build import RefusedKernels, names_of, number_kernels
-from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
 from .place import DevicePlace, find_missing, machine_of, place_of
 from .state import CapturedProgram, CompileRequest, PlannedGraph, State

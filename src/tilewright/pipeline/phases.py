@@ -58,6 +58,7 @@ from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .products import choose_by_model, choose_products
 from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
+from .specialised_warps import choose_warps
 from .state import CompileRequest, State
 
 LOG = logging.getLogger("tilewright")
@@ -311,6 +312,22 @@ def _has_lists(asked: CompileRequest) -> bool:
     return asked.options.fusion == "full" and asked.options.verify is not True and not asked.repeated
 
 
+def _times_kernels(state: State) -> bool:
+    """Whether a clock may say how kernels are printed."""
+    options, place = state.request.options, state.request.place
+    wanted = options.fusion == "full" and options.measure and (options.tune_seconds > 0 or bool(state.tuned))
+    return wanted and place.backend.replay_clock(place.device) is not None
+
+
+def _choose_warps(state: State) -> State:
+    asked, place = state.request, state.request.place
+    clock = place.backend.replay_clock(place.device)
+    assert state.cover is not None and clock is not None, "asked before (`_times_kernels`)"
+    where = place.backend.timing_key(place.device, asked.options)
+    choose_warps(state.cover, _quiet_builder(state), place.device, clock, where)
+    return state
+
+
 def _make_kernels(state: State) -> State:
     assert state.cover is not None
     asked = state.request
@@ -372,6 +389,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
+    Phase("warps", _choose_warps, _times_kernels, shown=None, faster=True),
     Phase("kernels", _make_kernels, shown=None),
     Phase("plan", _plan, shown=lambda s: s.plan),
 )

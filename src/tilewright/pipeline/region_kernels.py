@@ -37,6 +37,7 @@ from .build import Clock, KernelBuilder
 from .place import DevicePlace
 from .prices import MeasuredCache, kernel_prices, rearranged
 from .replay_trial import ReplayContestant, ReplayTrial
+from .specialised_warps import specialised_ways
 from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]
@@ -75,18 +76,20 @@ class RegionTrial:
         contests = {key: self._contest(*ways(*pair)) for key, pair in left.items()}
         contests = {key: contest for key, contest in contests.items() if trial.fits(contest)}
         STATS.timed += len(contests)
-        for key, (library, ours) in zip(contests, trial(list(contests.values())), strict=True):
+        for key, (library, *mine) in zip(contests, trial(list(contests.values())), strict=True):
+            ours = min((t for t in mine if t is not None), default=None)
             if library is not None and ours is not None:
                 what, wins = told(left[key][1].region), ours <= most * library
                 known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
                 verdicts.put(key, known[key])
         return known
 
-    def _contest(self, theirs: Graph, ours: Graph) -> tuple[ReplayContestant, ReplayContestant]:
+    def _contest(self, theirs: Graph, ours: Graph) -> list[ReplayContestant]:
+        """A library's way, and ours with the usual warps and with specialised ones."""
         price, hints, afar = self.builder.solver.price, self.builder.hints, self.builder.solver.afar
-        return ReplayContestant(partition(theirs, price, hints, afar=afar)), ReplayContestant(
-            partition(ours, price, hints)
-        )
+        covers = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
+        ways = (way for _, way in specialised_ways(ours, self.builder))
+        return [*map(ReplayContestant, covers), *ways]
 
 
 def _has_known_sizes(region: Region) -> bool:

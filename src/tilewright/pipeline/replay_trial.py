@@ -28,8 +28,8 @@ from tilewright.target import MemoryKind
 from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.timing_limits import PRODUCTS
 
+from .backends.executables import executable
 from .build import Clock, KernelBuilder, Kernels, RefusedKernels, names_of, number_kernels
-from .executables import executable
 from .state import PlannedGraph
 from .trial import random_operand
 

@@ -25,8 +25,8 @@ from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.timing_limits import COMPARISON, TRIAL
 
+from .backends.executables import executable
 from .build import Clock, KernelBuilder, names_of, number_kernels
-from .executables import executable
 from .state import PlannedGraph
 
 LOG = logging.getLogger("tilewright")

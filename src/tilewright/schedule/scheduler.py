@@ -89,6 +89,10 @@ class Scheduler(Protocol):
         """Other schedules of the form, the fastest by the model first, for a clock to decide."""
         ...
 
+    def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """The schedule for warps that have different work, in several ways, for a clock to decide."""
+        ...
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Raise IllegalSchedule, with level, need and capacity, if a level cannot hold what a tile needs of it."""
         ...

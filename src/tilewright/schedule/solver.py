@@ -112,6 +112,11 @@ class Solver:
         decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
         return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
 
+    def specialised(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
+        """A kernel's schedule for warps that have different work, in several ways, for a clock to decide. Raises
+        IllegalSchedule if the kernel has no legal form."""
+        return tuple(self.scheduler.specialised(self._solution(kernel, layouts), self))
+
     def read_solution(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
         """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
         took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids

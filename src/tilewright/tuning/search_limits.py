@@ -290,6 +290,29 @@ PROPOSALS = ProposalChoices()
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialisedChoices:
+    """Schedules of a loop over keys whose warps are specialised, to be timed beside the usual one."""
+
+    rows: int = 128
+    """Rows of a block: a strip for each of two warp groups."""
+    keys: tuple[int, ...] = (128, 64)
+    """Keys of a step."""
+    slots: tuple[int, ...] = (4, 3, 2)
+    """Buffers of the rings of keys and of values; the first number that shared memory holds is taken."""
+    max_strips: int = 2
+    """Warp groups that compute: registers hold the scores and results of no more."""
+    max_copied_columns: int = 128
+    """Columns of results that have a buffer in shared memory beside the rings."""
+    loading_registers: int = 24
+    """Of a thread of the warp that loads."""
+    computing_registers: int = 240
+    """Of a thread that computes: two warp groups, and the warp that loads, have all registers of a core."""
+
+
+SPECIALISED = SpecialisedChoices()
+
+
+@dataclass(frozen=True, slots=True)
 class BuildAttempts:
     """What is built again because a compiler or a device refused it."""
 

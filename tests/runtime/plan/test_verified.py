@@ -15,7 +15,7 @@ import tilewright
 from tilewright import accuracy
 from tilewright.emit.cpp import unit
 from tilewright.errors import BrokenPromise, WrongResult
-from tilewright.pipeline import executables
+from tilewright.pipeline.backends import executables
 from tilewright.plan.data import Launch
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.native import NativeLoop

@@ -102,6 +102,11 @@ def is_nan(a):
     """Whether a is no number."""
     return a != a
 ''',
+    "logistic": '''
+def logistic(a):
+    """1 / (1 + e^-a)."""
+    return 1 / (1 + tl.exp(-a))
+''',
     "either": '''
 def either(a, b):
     """Disjunction."""
@@ -183,10 +188,16 @@ NEEDS: dict[str, tuple[str, ...]] = {"floor_divide": ("divide",)} | NEEDED_BY_AN
 """Helpers that a helper calls."""
 
 
+JITTED = {"tl": "@triton.jit", "gl": "@gluon.jit"}
+"""What stands before a function, by the module of its dialect."""
+
+
 class Helpers:
     """The functions that one file needs besides its kernel, in an order in which they may be defined."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str = "tl") -> None:
+        """`language`: the name of the module whose functions are written in the same dialect as these."""
+        self.language = language
         self.texts: dict[str, str] = {}
         self.libdevice = False
         """Whether the file needs the library of device functions."""
@@ -201,13 +212,13 @@ class Helpers:
 
     def add(self, name: str, text: str) -> None:
         """Add a function made for this file."""
-        self.texts[name] = _decorated(text)
+        self.texts[name] = self._decorated(text)
         self.libdevice |= "libdevice." in text
 
     def free(self, name: str, text: str) -> bool:
         """Whether the function `name` of this file has this text, or may be given it."""
-        return self.texts.get(name, _decorated(text)) == _decorated(text)
+        made = self._decorated(text)
+        return self.texts.get(name, made) == made
 
-
-def _decorated(text: str) -> str:
-    return "@triton.jit\n" + text.strip("\n") + "\n"
+    def _decorated(self, text: str) -> str:
+        return f"{JITTED[self.language]}\n" + text.strip("\n") + "\n"

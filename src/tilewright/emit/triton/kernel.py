@@ -16,7 +16,7 @@ from typing import Literal
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
-from tilewright.ir.program import Await, Descriptor, TileProgram
+from tilewright.ir.program import Await, Buffer, Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.lower.legalise.gpu import block_axes
 from tilewright.lower.variants import ALIGNMENT, Variant, aligning, quotients, reached
@@ -28,6 +28,8 @@ from .scope import UNARY, Lines, Term, memory_name, memory_type
 from .statements import Body, check_size, printed
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor", "table"]
+Dialect = Literal["triton", "gluon"]
+"""Triton itself, or its dialect in which warps, layouts and buffers are explicit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,9 @@ class TritonSource:
     variant: Variant
     contracted: bool = True
     outside: bool = False
+    dialect: Dialect = "triton"
+    persistent: bool = False
+    """Whether a block goes through many grid points, so that no more are launched than run at once."""
 
     @property
     def signature(self) -> dict[str, str]:
@@ -82,7 +87,10 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
         program.verify_order()
     except ValueError as error:
         raise VerifyError(str(error), phase="emit") from error
-    arguments = (*_arguments(program, symbols, variant), *_descriptors(program, variant))
+    arguments = (
+        *plain_arguments(program, symbols, variant),
+        *descriptor_arguments(program, reached(program, variant)),
+    )
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
     indices = Indices(index_values(program))
@@ -95,7 +103,7 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
             printer.counts[quotient] = 0  # no name but the one below
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
-    _grid(program, printer, _row(program, printer, variant) if variant.listed else "tl.program_id(0)")
+    print_grid(program, printer, _row(program, printer, variant) if variant.listed else "tl.program_id(0)")
     Body(program, printer, pointers, variant.aligned, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
@@ -106,7 +114,7 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
     )
 
 
-def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
+def plain_arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
     """Pointers, or a table of them, the sizes that the text uses, and the error word."""
     found = [
         Argument("pointer", f"p{k}", f"*{memory_type(b.dtype)}", k, variant.aligned)
@@ -122,11 +130,11 @@ def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -
     return (*found, Argument("error", "error", "*i32", 0, False))
 
 
-def _descriptors(program: TileProgram, variant: Variant) -> list[Argument]:
-    """One for each way in which loads take blocks of a parameter, if the variant has them."""
+def descriptor_arguments(program: TileProgram, shown: Sequence[tuple[Buffer, Descriptor]]) -> list[Argument]:
+    """One for each of some ways in which loads take blocks of a parameter."""
     order = {b.name: k for k, b in enumerate(program.params)}
     made: list[Argument] = []
-    for k, (buffer, d) in enumerate(reached(program, variant)):
+    for k, (buffer, d) in enumerate(shown):
         kind = f"tensordesc<{memory_type(buffer.dtype)}[{','.join(map(str, d.tile))}]>"
         made.append(Argument("descriptor", f"d{k}", kind, order[buffer.name], False, d))
     return made
@@ -146,7 +154,7 @@ def _row(program: TileProgram, printer: Expressions, variant: Variant) -> str:
     return "(tl.program_id(0) % points)" if extents else "0"
 
 
-def _grid(program: TileProgram, printer: Expressions, number: str) -> None:
+def print_grid(program: TileProgram, printer: Expressions, number: str) -> None:
     """Print the place of a grid point along each axis; `number` is its number."""
     point = f"{number}.to(tl.int64)" if printer.index_type is i64 else number
     names = [f"g{k}" for k in range(len(program.grid))]

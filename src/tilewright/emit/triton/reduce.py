@@ -27,9 +27,9 @@ def print_merge(s: Collapse | Prefix, parts: Sequence[Term], place: int | None, 
             return f"tl.cumsum({names}, {place})"
         return f"tl.associative_scan({names}, {place}, {merge_name(s.reduction, helpers)})"
     if op == "add" and dtype.bytes >= 4:
-        return f"tl.sum({names}, {place})"
+        return f"{helpers.language}.sum({names}, {place})"
     if op in ("maximum", "minimum") and not dtype.is_float and dtype.bytes >= 4:
-        return f"tl.{op[:3]}({names}, {place})"
+        return f"{helpers.language}.{op[:3]}({names}, {place})"
     return f"tl.reduce({names}, {place}, {merge_name(s.reduction, helpers)})"
 
 

@@ -98,7 +98,12 @@ class Body(Accesses):
         self.printer.scope = Scope(outer)
         self.body(statements)
         self.printer.scope = outer
-        outer.forget(_updated(statements))
+        outer.forget(self.changed(statements))
+
+    @staticmethod
+    def changed(statements: Iterable[Stmt]) -> set[int]:
+        """Numbers of the states that statements change."""
+        return _updated(statements)
 
     def loop(self, s: Loop) -> None:
         """A loop of one step only binds its axis, unless it is to stay one."""

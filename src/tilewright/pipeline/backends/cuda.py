@@ -11,7 +11,8 @@ import torch
 from torch._dispatch.python import no_python_dispatcher
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.emit.triton.kernel import TritonSource, emit_triton
+from tilewright.emit.gluon.kernel import emit_kernel
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused, SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Loop
@@ -93,7 +94,7 @@ class CudaBackend:
             legal = run("legalise", lambda: [self.legalise(p, target) for p in programs])  # noqa: B023
 
             def printed(kernel: int, variant: Variant, legal: list[TileProgram] = legal) -> TritonSource:
-                return emit_triton(legal[kernel], names, variant, f"k{kernel}")
+                return emit_kernel(legal[kernel], names, variant, f"k{kernel}")
 
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
@@ -130,7 +131,7 @@ class CudaBackend:
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
         """Its first variant."""
         legal = self.legalise(program, target)
-        return emit_triton(legal, symbols, variants(program)[0], "kernel").text
+        return emit_kernel(legal, symbols, variants(program)[0], "kernel").text
 
     def executable(self, parts: Runnable) -> Executable:
         """Through CUDA graphs where the options ask for them."""

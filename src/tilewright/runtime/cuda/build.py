@@ -72,6 +72,8 @@ def job_of(source: TritonSource, target: Target) -> Job:
         arch=int(target.arch) if target.arch.isdecimal() else target.arch,
         lanes=target.lanes,
         fusion=source.contracted,
+        dialect=source.dialect,
+        persistent=source.persistent,
     )
 
 

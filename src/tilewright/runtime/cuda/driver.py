@@ -80,6 +80,7 @@ class _Kernel(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("shared", ctypes.c_int64),
         ("early", ctypes.c_int64),
+        ("most", ctypes.c_int64),
     )
 
 
@@ -196,12 +197,18 @@ class Device:
 
     def _load(self, built: BuiltKernel) -> Loaded:
         facts, image, used = built.facts, ctypes.create_string_buffer(built.code), (ctypes.c_int * 2)()
-        kernel = _Kernel(None, facts.threads, facts.shared, facts.early)
+        most = multiprocessors(self.ordinal) if facts.persistent else 0
+        kernel = _Kernel(None, facts.threads, facts.shared, facts.early, most)
         code = self.driver.native.tw_cuda_load(
             self.address, image, facts.entry.encode(), ctypes.byref(kernel), used
         )
         self.driver.check(code, f"load {facts.entry}")
         return Loaded(ctypes.addressof(kernel), used[0], used[1], kernel)
+
+
+def multiprocessors(ordinal: int) -> int:
+    """Of a GPU: how many blocks run at once that each fill one."""
+    return int(torch.cuda.get_device_properties(ordinal).multi_processor_count)
 
 
 _drivers: list[Driver] = []

@@ -33,6 +33,10 @@ class Job:
     """Whether a * b + c may round once."""
     packing: bool = True
     """Whether LLVM may pack scalar operations into vectors (its SLP vectoriser, which dies over a few kernels)."""
+    dialect: str = "triton"
+    """`triton`, or `gluon`."""
+    persistent: bool = False
+    """Whether a block goes through many grid points."""
     local_sums: bool = True
     """Whether Triton may keep a thread's part of a sum to itself until a loop ends (a pass that refuses a few
     kernels)."""
@@ -86,6 +90,8 @@ class KernelFacts:
     """One for each descriptor among the arguments, in order."""
     early: bool = False
     """Whether its code waits for the end of the kernel in front before it touches memory."""
+    persistent: bool = False
+    """Whether a block goes through many grid points: one for each core is launched at most."""
 
     def to_json(self) -> str:
         """As text."""
@@ -99,8 +105,8 @@ class KernelFacts:
             found["boxes"] = tuple(
                 Box(int(b["type"]), int(b["swizzle"]), tuple(map(int, b["shape"]))) for b in found["boxes"]
             )
-            if not isinstance(found["early"], bool):
-                raise TypeError("early")
+            if not all(isinstance(found[name], bool) for name in ("early", "persistent")):
+                raise TypeError("a fact that is true or false")
             return cls(**found)
         except (TypeError, ValueError, KeyError) as error:
             raise BuildError(f"not the facts of a kernel: {error}", phase="build") from error

@@ -30,6 +30,9 @@ _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{.*\border = \[([\d, ]+)\]\}>", 
 _CUT = re.compile(r"tt\.reshape %[\w#]+ allow_reorder efficient_layout : tensor<([\dx]+x)\w+, (#\w+)> ->")
 """In Triton's code: a layout with its order of dims, and where a thread's registers are cut anew: sizes, layout."""
 
+_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d,]+)\]>")
+"""The type of a descriptor: of its elements, and the block."""
+
 DRIVERS_TYPE = {8: 10, 9: 8, 10: 9}
 """Numbers of element types that the code of a kernel and the driver give differently (fp64, bf16, flushed fp32)."""
 
@@ -61,7 +64,7 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, KernelFacts]:
     use. Raises BuildError with the first line of what Triton says."""
     try:
         built = _built(job, folder, "cache")
-        if job.local_sums and mixes_rows(built.asm["ttgir"]):
+        if job.dialect == "triton" and job.local_sums and mixes_rows(built.asm["ttgir"]):
             built = _built(replace(job, local_sums=False), folder, "again")
     except Exception as error:
         raise BuildError(f"Triton refused {job.entry}: {_reason(error)}", phase="build") from error
@@ -72,7 +75,6 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, KernelFacts]:
 def _built(job: Job, folder: Path, cache: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(folder / cache)
     with ExitStack() as calmed:
@@ -84,7 +86,7 @@ def _built(job: Job, folder: Path, cache: str) -> Any:
             calmed.enter_context(_summed_each_step())
         function = _function(job, folder / f"{job.entry}.py")
         attributes = {(k,): [["tt.divisibility", 16]] for k in job.divisible}
-        source = ASTSource(function, dict(job.signature), {}, attributes)
+        source = _source(job, function, attributes)
         options: dict[str, Any] = {
             "num_warps": job.warps,
             "num_stages": job.stages,
@@ -93,6 +95,32 @@ def _built(job: Job, folder: Path, cache: str) -> Any:
             "enable_reflect_ftz": False,
         }
         return triton.compile(source, target=GPUTarget(job.backend, job.arch, job.lanes), options=options)
+
+
+def _source(job: Job, function: Any, attributes: dict[tuple[int], list[Any]]) -> Any:
+    """A function with what its arguments are."""
+    if job.dialect == "triton":
+        from triton.compiler import ASTSource
+
+        return ASTSource(function, dict(job.signature), {}, attributes)
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    signature = {name: _laid_out(kind) for name, kind in job.signature}
+    return GluonASTSource(function, signature, {}, attributes)
+
+
+def _laid_out(kind: str) -> str:
+    """The type of an argument in Gluon, where one of a descriptor also says how blocks lie in shared memory."""
+    found = _DESCRIPTOR.fullmatch(kind)
+    if found is None:
+        return kind
+    from triton.experimental.gluon import language as gl
+
+    element, block = found[1], [int(n) for n in found[2].split(",")]
+    elements = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
+    default: Any = gl.NVMMASharedLayout.get_default_for
+    layout = default(block, elements[element])
+    return f"tensordesc<{element}{block},{layout!r}>"
 
 
 def mixes_rows(text: str) -> bool:
@@ -199,6 +227,7 @@ def _facts(job: Job, built: Any) -> KernelFacts:
         triton=version() or "unknown",
         boxes=_boxes(job, data),
         early=job.backend == "cuda" and waits_first(built.asm[text]),
+        persistent=job.persistent,
     )
 
 

@@ -138,6 +138,7 @@ struct tw_kernel {  // one built variant, loaded
   function entry;
   int64_t threads, shared;
   int64_t early;  // its code waits for the end of the kernel in front before it touches memory
+  int64_t most;   // blocks of a launch at most, which then go through many grid points; 0: one for each point
 };
 
 struct tw_map {  // a tensor descriptor; dims here have the contiguous one first, as the driver wants them
@@ -187,9 +188,14 @@ int driver_version = 0;
 
 void** arguments(const tw_record& r) { return r.chosen == r.aligned ? r.special : r.arguments; }
 
+unsigned blocks_of(const tw_record& r) {
+  const int64_t most = r.chosen->most;
+  return (unsigned)(most && most < r.blocks ? most : r.blocks);
+}
+
 Node describe(const tw_record& r) {
   const tw_kernel* k = r.chosen;
-  return {k->entry, {(unsigned)r.blocks, 1, 1}, {(unsigned)k->threads, 1, 1}, (unsigned)k->shared, arguments(r), nullptr};
+  return {k->entry, {blocks_of(r), 1, 1}, {(unsigned)k->threads, 1, 1}, (unsigned)k->shared, arguments(r), nullptr};
 }
 
 // Makes a descriptor for an address.
@@ -237,7 +243,7 @@ bool is_early(const tw_run* run, int64_t i) {
 
 result launch(const tw_record& r, bool early, stream on) {
   const tw_kernel* k = r.chosen;
-  unsigned blocks = (unsigned)r.blocks, threads = (unsigned)k->threads, shared = (unsigned)k->shared;
+  unsigned blocks = blocks_of(r), threads = (unsigned)k->threads, shared = (unsigned)k->shared;
   if (early) {
     const Config how = {{blocks, 1, 1}, {threads, 1, 1}, shared, on, &EARLY, 1};
     result error = driver.launch_as(&how, k->entry, arguments(r), nullptr);

@@ -57,6 +57,10 @@ class VectorScheduler:
         """None: products are routines of our own, or the library's."""
         return ()
 
+    def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """None: threads share no grid point."""
+        return ()
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Any schedule: what is larger than a cache is only slower."""
 

@@ -86,11 +86,11 @@ def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed:
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
-def shared_bytes(known: BlockProducts, c: ProductBlocks) -> int:
+def shared_bytes(known: BlockProducts, c: ProductBlocks, *, ahead: bool = True) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
-    else a loop reads, which is fetched as many steps ahead as there are further stages."""
+    else a loop reads, which is fetched `ahead`, as many steps as there are further stages."""
     total = GPU_MATMUL.merge_bytes
-    for r, axes in _beside(known.form, known.sums):
+    for r, axes in _beside(known.form, known.sums) if ahead else ():
         if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
             total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
     held: set[Expr] = set()

@@ -31,7 +31,8 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
         said = product_excess(plain[0], plain[1].blocks, target)
     elif found is not None:
         known, blocks = found
-        said = excess(known, replace(blocks, halves=not schedule.reductions.blockwise), target)
+        blocks = replace(blocks, halves=not schedule.reductions.blockwise)
+        said = excess(known, blocks, target, rings=schedule.memory.warp_specialised)
     if said:
         raise IllegalSchedule(said, law=_LAW)
 
@@ -44,9 +45,10 @@ def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target)
     return _excess(held, needed, target)
 
 
-def excess(known: BlockProducts, blocks: ProductBlocks, target: Target) -> str:
-    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can."""
-    needed = max(shared_bytes(known, blocks), _stored_bytes(known.form, blocks))
+def excess(known: BlockProducts, blocks: ProductBlocks, target: Target, *, rings: bool = False) -> str:
+    """Which level cannot hold what a block needs of it, its need and its capacity; nothing if all can. With `rings`,
+    operands lie in rings of shared memory, which a warp fills, and nothing else does."""
+    needed = max(shared_bytes(known, blocks, ahead=not rings), _stored_bytes(known.form, blocks))
     return _excess(registers(known, blocks, target, packed=True), needed, target)
 
 

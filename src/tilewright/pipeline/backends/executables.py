@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from tilewright.options import Options
+from tilewright.pipeline.build import Runnable
+from tilewright.pipeline.state import PlannedGraph
 from tilewright.runtime.plan.executable import TRUSTED, Executable, Guards
 from tilewright.runtime.plan.verified import Level, checks_of
 
-from .backends import BACKENDS, backend_of
-from .build import Runnable
-from .state import PlannedGraph
+from . import BACKENDS, backend_of
 
 
 def executable(

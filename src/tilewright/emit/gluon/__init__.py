@@ -1,0 +1,1 @@
+"""Text in Gluon, the dialect of Triton in which warps, layouts of registers and buffers are explicit."""

@@ -1,0 +1,118 @@
+"""Kernels of loops over keys whose warps have different work, where a clock finds them faster than the usual text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewright.errors import IllegalSchedule, warn_once
+from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import Cover, Kernel
+from tilewright.ir.sizes import dims
+from tilewright.partition.cover import partition
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuned import Verdicts
+from tilewright.runtime.store.tuning_file import Entry
+from tilewright.schedule.scheduler import Solution
+from tilewright.schedule.solver import kernel_key
+from tilewright.tuning.timing_limits import PRODUCTS
+
+from .build import Clock, KernelBuilder
+from .replay_trial import ReplayContestant, ReplayTrial
+from .trial import told
+
+LOG = logging.getLogger("tilewright")
+
+USUAL = ""
+"""Stands for a schedule where none for specialised warps is faster."""
+
+
+def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[tuple[Solution, ReplayContestant]]:
+    """A graph whose ops have the numbers of their kernels, in the ways in which one kernel of it has specialised
+    warps."""
+    count = len(_specialised(partition(graph, builder.solver.price, builder.hints), builder))
+    for number in range(count):
+        # A contestant has kernels of its own.
+        cover = partition(graph, builder.solver.price, builder.hints)
+        kernel, solution = _specialised(cover, builder)[number]
+        yield solution, ReplayContestant(cover, {kernel: solution.schedule})
+
+
+def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Solution]]:
+    """The kernels of a cover under each of their schedules for specialised warps."""
+    found: list[tuple[Kernel, Solution]] = []
+    for step in cover.steps:
+        if isinstance(step, Kernel) and not step.over and not step.lines and _has_known_sizes(step):
+            try:
+                found += [(step, s) for s in builder.solver.specialised(step, cover.layouts)]
+            except IllegalSchedule:
+                continue
+    return found
+
+
+def _has_known_sizes(kernel: Kernel) -> bool:
+    return all(dims.static(n) is not None for v in (*kernel.inputs, *kernel.outputs) for n in v.shape)
+
+
+def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:
+    """Tell the solver of the `builder` for which kernels of a cover specialised warps are faster: as a clock says now,
+    or has said before on such a device."""
+    solver, seconds = builder.solver, _seconds(builder)
+    verdicts = Verdicts("warps", builder.decisions, builder.tuned, where, seconds > 0)
+    tasks = {kernel_key(k, cover.layouts): k for k, _ in _specialised(cover, builder)}
+    known = {key: entry for key in tasks if (entry := verdicts.get(key)) is not None}
+    left = {key: _alone(k, cover) for key, k in tasks.items() if key not in known}
+    if left and builder.tuned.seconds(seconds) > 0:
+        known |= _timed(left, builder, ReplayTrial(builder, device, clock), verdicts)
+    for key in left:
+        if key not in known:
+            verdicts.leave(key)
+    for key, entry in known.items():
+        kernel, text = tasks[key], str(entry["schedule"])
+        if text == USUAL:
+            continue
+        try:
+            solution = solver.read_solution(kernel, cover.layouts, text, float(str(entry["seconds"])))
+            solver.scheduler.check_capacity(solution.form, solution.schedule, solver.target)
+        except (ValueError, IllegalSchedule) as wrong:
+            warn_once(f"a schedule that was measured before is not taken for {entry['what']}: {wrong}")
+            continue
+        solver.prefer(kernel, solution)
+
+
+def _seconds(builder: KernelBuilder) -> float:
+    """For how long something may be timed."""
+    session = builder.tuned.session
+    return float(builder.solver.options.tune_seconds) if session is None else session.left
+
+
+def _alone(kernel: Kernel, cover: Cover) -> Graph:
+    """A kernel of a cover as a graph of its own."""
+    layouts = {v: cover.layouts[v] for v in (*kernel.inputs, *kernel.outputs) if v in cover.layouts}
+    ops = tuple(replace(op, kernel=0) for op in kernel.ops)
+    return Graph(kernel.inputs, ops, kernel.outputs, cover.graph.origins, layouts)
+
+
+def _timed(
+    graphs: dict[str, Graph], builder: KernelBuilder, trial: ReplayTrial, verdicts: Verdicts
+) -> dict[str, Entry]:
+    """By key, what a clock says of kernels."""
+    ways = {key: list(specialised_ways(graph, builder)) for key, graph in graphs.items()}
+    usual = {
+        key: ReplayContestant(partition(g, builder.solver.price, builder.hints)) for key, g in graphs.items()
+    }
+    asked = [key for key in graphs if ways[key] and trial.fits([usual[key]])]
+    contests = [[usual[key], *(way for _, way in ways[key])] for key in asked]
+    STATS.timed += len(contests)
+    found: dict[str, Entry] = {}
+    for key, (first, *others) in zip(asked, trial(contests), strict=True):
+        if first is None:
+            continue
+        timed = [(t, str(s.schedule)) for t, (s, _) in zip(others, ways[key], strict=True) if t is not None]
+        best = min(timed, default=(first, USUAL))
+        seconds, text = best if best[0] <= PRODUCTS.max_preferred_ratio * first else (first, USUAL)
+        found[key] = {"what": told(graphs[key]), "schedule": text, "seconds": seconds, "usual_seconds": first}
+        verdicts.put(key, found[key])
+        LOG.info("%s: %.3g us, %.3g us with usual warps", found[key]["what"], 1e6 * seconds, 1e6 * first)
+    return found

@@ -1,0 +1,110 @@
+"""A clock says whether the warps of a kernel are specialised, once for each kernel and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.normal_graph import Function
+
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.ir.kernel import Cover, Kernel, Scheduled
+from tilewright.options import Options
+from tilewright.partition.cover import partition
+from tilewright.pipeline.backends import BACKENDS
+from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.phases import PHASES
+from tilewright.pipeline.specialised_warps import choose_warps, specialised_ways
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.store.cache import ContentStore
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.cpu.scheduler import VectorScheduler
+from tilewright.schedule.scheduler import Comparison, Solution
+from tilewright.schedule.solver import Solver
+
+OTHER = 1 << 20
+
+
+def proposed(self: VectorScheduler, found: Solution, by: Comparison) -> Sequence[Solution]:
+    """Something that can be told from the usual schedule, on this machine too."""
+    return (
+        Solution(found.schedule.changed(min_bytes_per_task=OTHER), found.form, found.seconds, found.rows),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VectorScheduler, "specialised", proposed)
+
+
+def builder(options: Options, store: ContentStore | None = None) -> KernelBuilder:
+    target = host_target()
+    decisions = Decisions(target, store or ContentStore(None), options, {})
+    return KernelBuilder(in_silence, BACKENDS["cpu"], Solver(target, options), decisions)
+
+
+def cover_of(made: KernelBuilder, dynamic: Sequence[int] = ()) -> Cover:
+    x = torch.randn(64, 256)
+    graph = normalise(from_fx(trace(Function(lambda x: torch.softmax(x, -1)), (x,), [dynamic]).gm))
+    return partition(graph, made.solver.price, made.hints)
+
+
+def clock_of(*times: float) -> Callable[[Callable[[], object]], float]:
+    left = iter(times)
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        return next(left)
+
+    return clock
+
+
+def scheduled(made: KernelBuilder, cover: Cover) -> Scheduled:
+    (kernel,) = (s for s in cover.steps if isinstance(s, Kernel))
+    return made.solver.solve(kernel, cover.layouts)
+
+
+@pytest.mark.parametrize(("times", "taken"), [((1.0, 0.7), True), ((1.0, 0.995), False), ((1.0, 1.5), False)])
+def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
+    made = builder(Options())
+    cover = cover_of(made)
+    choose_warps(cover, made, "cpu", clock_of(*times), "here")
+    assert ("min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)) == taken
+
+
+@pytest.mark.parametrize("times", [(1.0, 0.7), (1.0, 1.5)], ids=["taken", "left"])
+def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
+    options = Options()
+    store = ContentStore(tmp_path)
+    first = builder(options, store)
+    choose_warps(cover_of(first), first, "cpu", clock_of(*times), "here")
+    again = builder(options, store)
+    cover = cover_of(again)
+    choose_warps(cover, again, "cpu", clock_of(), "here")
+    assert ("min_bytes_per_task=1048576" in str(scheduled(again, cover).schedule)) == (times[1] < 1)
+    with pytest.raises(StopIteration):
+        clock_of()(lambda: None)
+
+
+def test_without_time_nothing_is_asked() -> None:
+    made = builder(Options(tune_seconds=0))
+    cover = cover_of(made)
+    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert "min_bytes" not in str(scheduled(made, cover).schedule)
+
+
+def test_sizes_that_are_not_known_are_left() -> None:
+    made = builder(Options())
+    cover = cover_of(made, (0,))
+    assert not list(specialised_ways(cover.graph, made))
+    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert "min_bytes" not in str(scheduled(made, cover).schedule)
+
+
+def test_the_phase_stands_before_kernels_are_built() -> None:
+    names = [phase.name for phase in PHASES]
+    assert names.index("partition") < names.index("warps") < names.index("kernels")
