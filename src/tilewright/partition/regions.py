@@ -226,7 +226,7 @@ class _Finder(Regions):
         behind: dict[Value, frozenset[Value]] = {}
         read = set[Op]()
         for op in sorted(recomputed, key=self.position.__getitem__):
-            shared = [p for v in op.inputs if (p := self.producer.get(v)) in recomputed and p is not None]
+            shared = [p for v in op.inputs if (p := self.producer.get(v)) in recomputed]
             shared = [p for p in shared if self.is_read_outside(p, own | recomputed)]
             sources = frozenset[Value]().union(*(behind.get(v, {v}) for v in op.inputs))
             most = REGIONS.max_recomputed_sources * _bytes(op.output, self.hints)
