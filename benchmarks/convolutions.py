@@ -5,8 +5,8 @@ The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a
 `N4`), and other batches too (`D3x64`). Of each, the kernel with all schedules that are proposed is built and timed in
 replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with bias and ReLU as torch's ops; and in
 one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these are taken in parts too, which a second
-kernel merges (`s4p0`: four parts). Each layer has a process of its own. With `--device cpu` everything is built for an
-H100 and nothing runs.
+kernel merges (`s4p0`: four parts); few channels are padded too (`cp0`). Each layer has a process of its own. With
+`--device cpu` everything is built for an H100 and nothing runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -29,11 +30,13 @@ from benchmarks.gemm import Kernels, build, captured, schedule_facts, times, uni
 from benchmarks.gpu_clock import Call, release, sets_needed, time_runs
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
-from tilewright.ir.graph import Layout, Value
+from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.rewrite.split.products import even_part_counts, split_product
+from tilewright.partition.products import WHOLE, ProductWay
+from tilewright.pipeline.product_ways import kernels_of
+from tilewright.rewrite.split.products import even_part_counts
 from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.store.cache import ContentStore, default_root
@@ -54,6 +57,7 @@ MOST_PARTS = 16
 WORTH_A_TRY = 1.2
 """Times the modelled seconds of the whole sum that parts may take."""
 
+MOST_PROPOSALS = 99
 KEPT_COUNTS, KEPT_IN_PARTS = 3, 4
 """Numbers of parts that are built, the fastest by the model, and proposals of each."""
 
@@ -157,12 +161,12 @@ INSTRUCTIONS = {
 @dataclass
 class Ways:
     """All kernels of a row, and the ways to compute it: kernels in order, each with the places of its parameters in
-    (image, weight, bias, result, what lies between two kernels)."""
+    (image, weight, bias, result, what lies between kernels)."""
 
     kernels: Kernels
     steps: dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
-    between: dict[str, int]
-    """Numbers of singles that lie between two kernels, for ways with such."""
+    between: dict[str, tuple[int, ...]]
+    """Bytes of what lies between kernels, for ways with such."""
     modelled: dict[str, float]
 
     @property
@@ -171,51 +175,59 @@ class Ways:
         return [w for w, steps in self.steps.items() if all(k in self.kernels.built for k, _ in steps)]
 
 
+class _Finder:
+    """Looks for all ways of one kernel."""
+
+    def __init__(self, graph: Graph, kernel: Kernel, target: Target) -> None:
+        self.graph, self.kernel, self.solver = graph, kernel, Solver(target, Options())
+        self.found = Ways(Kernels({}, ()), {}, {}, {})
+
+    def add(self, prefix: str, way: ProductWay, most: int) -> None:
+        """The fastest of a way by the model, and what its other kernels are."""
+        made = kernels_of(self.kernel, self.graph.layouts, way, self.graph.fresh_id())
+        if made is None:
+            return
+        layouts, between = {**self.graph.layouts, **made.between}, [*made.between]
+        tensors = [*self.graph.inputs, *self.graph.outputs, *between]
+        first, *rest = made.kernels
+        prepare = [Kernel((op,), op.outputs) for op in made.prepare]
+        others = {f"{prefix}k{n}": self.solver.solve(k, layouts) for n, k in enumerate([*prepare, *rest])}
+        self.found.kernels.scheduled.update(others)
+        step = {name: (name, tuple(tensors.index(v) for v in k.params)) for name, k in others.items()}
+        before, behind = (
+            list(step.values())[part] for part in (slice(len(prepare)), slice(len(prepare), None))
+        )
+        beside = sum(k.seconds or 0.0 for k in others.values()) + GPU_MATMUL.merge_seconds * len(rest)
+        for n, proposal in enumerate(self.solver.proposals(first, layouts)[:most]):
+            name = f"{prefix}p{n}"
+            solved = self.solver.solve(first, layouts, proposal.schedule)
+            self.found.kernels.scheduled[name] = solved
+            own = name, tuple(tensors.index(v) for v in solved.params)
+            self.found.steps[name] = (*before, own, *behind)
+            self.found.between[name] = tuple((dims.static(v.numel) or 0) * v.dtype.bytes for v in between)
+            self.found.modelled[name] = proposal.seconds + beside
+
+    def seconds(self, count: int) -> float:
+        """Modelled for the sum in so many parts."""
+        made = kernels_of(self.kernel, self.graph.layouts, ProductWay(count), self.graph.fresh_id())
+        assert made is not None
+        layouts, (parts, merge) = {**self.graph.layouts, **made.between}, made.kernels
+        first = next(iter(self.solver.proposals(parts, layouts)))
+        return first.seconds + self.solver.price(merge, layouts) + GPU_MATMUL.merge_seconds
+
+
 def ways(layer: Layer, batch: int, target: Target) -> Ways:
-    """What is proposed for a layer, and for its sum in parts, the fastest by the model first."""
+    """What is proposed for a layer, for its sum in parts, and over padded channels, the fastest by the model first."""
     given = layer.inputs(batch, torch.device("cpu"))[:3]
     graph, kernel = captured(lambda x, weight, bias: layer.convolved(x, weight, bias), given)
-    solver, found = Solver(target, Options()), Ways(Kernels({}, ()), {}, {}, {})
-
-    def add(
-        name: str, kernel: Kernel, layouts: Mapping[Value, Layout], *more: Value, best: int = 99
-    ) -> list[str]:
-        tensors = [*graph.inputs, *graph.outputs, *more]
-        names: list[str] = []
-        for k, proposal in enumerate(solver.proposals(kernel, layouts)[:best]):
-            names.append(f"{name}p{k}")
-            made = solver.solve(kernel, layouts, proposal.schedule)
-            found.kernels.scheduled[names[-1]] = made
-            found.steps[names[-1]] = ((names[-1], tuple(tensors.index(v) for v in made.params)),)
-            found.modelled[names[-1]] = proposal.seconds
-        return names
-
-    def in_parts(count: int) -> None:
-        halves = split_product(kernel, graph.layouts, count, graph.fresh_id())
-        assert halves is not None
-        layouts = {**graph.layouts, halves.between: halves.layout}
-        merge = solver.solve(halves.merge, layouts)
-        tensors = [*graph.inputs, *graph.outputs, halves.between]
-        last = (f"s{count}merge", tuple(tensors.index(v) for v in merge.params))
-        found.kernels.scheduled[last[0]] = merge
-        for name in add(f"s{count}", halves.parts, layouts, halves.between, best=KEPT_IN_PARTS):
-            found.steps[name] = (*found.steps[name], last)
-            found.between[name] = dims.static(halves.between.numel) or 0
-            found.modelled[name] += (merge.seconds or 0.0) + GPU_MATMUL.merge_seconds
-
-    def modelled(count: int) -> float:
-        halves = split_product(kernel, graph.layouts, count, graph.fresh_id())
-        assert halves is not None
-        layouts = {**graph.layouts, halves.between: halves.layout}
-        first = next(iter(solver.proposals(halves.parts, layouts)))
-        return first.seconds + solver.price(halves.merge, layouts) + GPU_MATMUL.merge_seconds
-
-    whole = add("", kernel, graph.layouts)
-    seconds = {count: modelled(count) for count in even_part_counts(kernel, MOST_PARTS)}
-    limit = WORTH_A_TRY * found.modelled[whole[0]]
+    finder = _Finder(graph, kernel, target)
+    finder.add("", WHOLE, MOST_PROPOSALS)
+    seconds = {count: finder.seconds(count) for count in even_part_counts(kernel, MOST_PARTS)}
+    limit = WORTH_A_TRY * finder.found.modelled["p0"]
     for count in sorted((c for c, s in seconds.items() if s < limit), key=lambda c: seconds[c])[:KEPT_COUNTS]:
-        in_parts(count)
-    return found
+        finder.add(f"s{count}", ProductWay(count), KEPT_IN_PARTS)
+    finder.add("c", ProductWay(padded=True), MOST_PROPOSALS)
+    return finder.found
 
 
 def row(name: str) -> tuple[Layer, int]:
@@ -244,13 +256,14 @@ def calls(found: Ways, store: ContentStore, device: torch.device) -> dict[str, C
     """Each way as a function of (image, weight, bias, result)."""
     unit = unit_of(found.kernels, gpu_target(device.index or 0), store, device)
     number = {name: k for k, name in enumerate(found.kernels.built)}
-    room = torch.empty(max(found.between.values(), default=1), dtype=torch.float32, device=device)
+    sizes = zip_longest(*found.between.values(), fillvalue=0)
+    rooms = [torch.empty(max(n), dtype=torch.uint8, device=device) for n in sizes]
     prepared: dict[tuple[str, int], object] = {}
 
     def call(way: str, *tensors: Tensor) -> Tensor:
         key = (way, tensors[-1].data_ptr())
         if key not in prepared:
-            pointers = array("Q", [t.data_ptr() for t in (*tensors, room)])
+            pointers = array("Q", [t.data_ptr() for t in (*tensors, *rooms)])
             steps = [(number[k], [(place, 0) for place in places]) for k, places in found.steps[way]]
             prepared[key] = unit.prepare(steps, pointers, array("q"))
         prepared[key]()  # type: ignore[operator]

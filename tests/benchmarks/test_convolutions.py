@@ -100,7 +100,7 @@ def test_parts_and_their_merge_run_one_after_the_other(
     ((first, _), (last, _)) = found.steps["s2p1"]
     found.kernels.scheduled = {n: s for n, s in found.kernels.scheduled.items() if n in (first, last)}
     build(found.kernels, preset("sm_90"), store)
-    assert found.built == ["s2p1"] and found.between["s2p1"] == 2 * 32 * 16
+    assert found.built == ["s2p1"] and found.between["s2p1"] == (4 * 2 * 32 * 16,)
     for (
         name,
         made,

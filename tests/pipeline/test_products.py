@@ -48,6 +48,11 @@ def clock(request: pytest.FixtureRequest) -> Iterator[Clock]:
         yield made
 
 
+def pick_whole(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+    """Those that sum in one kernel."""
+    return [p for p in proposed if p.way.parts == 1][:count]
+
+
 def halves(*shape: int) -> Tensor:
     return torch.randn(shape).half() / 4
 
@@ -109,7 +114,7 @@ def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
         return F.gelu(F.linear(x, w, b))
 
     def parts(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
-        return [p for p in proposed if p.parts > 1][:count]
+        return [p for p in proposed if p.way.parts > 1][:count]
 
     with mock.patch("tilewright.pipeline.products.pick_varied", parts):
         made = compiled(run, inputs, contractions="modelled")
@@ -119,6 +124,39 @@ def test_a_long_sum_of_few_rows_in_parts(clock: Clock) -> None:
     assert first.seconds is not None and 0.4 < first.seconds < 0.5
     (between,) = first.kernel.outputs
     assert between in last.kernel.inputs and between.dtype.name == "f32"
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "rows last"])
+def test_few_channels_that_are_padded(last: bool, clock: Clock) -> None:
+    """A kernel for each operand that is padded, and one that multiplies; the same schedule is taken again."""
+    torch.manual_seed(0)
+    inputs = [halves(2, 3, 9, 8), halves(16, 3, 3, 3), halves(16)]
+    if last:
+        inputs = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs]
+
+    def run(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.relu(F.conv2d(x, w, b, 2, 1))
+
+    def padded(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+        return [p for p in proposed if p.way.padded][:count]
+
+    kept = ContentStore(None)
+    with (
+        mock.patch("tilewright.pipeline.products.pick_varied", padded),
+        mock.patch.object(CudaBackend, "clock", lambda backend, device: lambda run: 0.0),
+        mock.patch("tilewright.pipeline.phases.ConvolutionTimer", ChannelsAreFaster),
+        mock.patch("tests.support.triton.absent_gpu.ContentStore", lambda root: kept),
+    ):
+        made = compiled(run, inputs, contractions="modelled")
+        again = compiled(run, inputs, contractions="modelled")
+    names = [[op.name for op in k.kernel.ops] for k in made.kernels]
+    assert names[:2] == [["pad_channels"], ["pad_channels"]] and "convolution" in names[2]
+    assert clock.asked == 1 and [str(k.schedule) for k in again.kernels] == [
+        str(k.schedule) for k in made.kernels
+    ]
+    results, _ = made.run(inputs)
+    torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("clock", [0.99, None], indirect=True, ids=["as fast", "not timed"])
@@ -156,11 +194,7 @@ def test_rows_that_are_not_known(clock: Clock) -> None:
     torch.manual_seed(0)
     run, shapes = PROGRAMS["mlp"]
     x, *weights = (halves(*shape) for shape in shapes)
-
-    def whole(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
-        return [p for p in proposed if p.parts == 1][:count]
-
-    with mock.patch("tilewright.pipeline.products.pick_varied", whole):
+    with mock.patch("tilewright.pipeline.products.pick_varied", pick_whole):
         made = compiled(run, [x, *weights], [(0,), (), (), ()], contractions="modelled")
     assert clock.asked and len(made.kernels) == 2 and not any(k.buckets for k in made.kernels)
     for rows in (40, 7, 130):
@@ -197,6 +231,7 @@ def test_convolutions_of_images_whose_columns_lie_innermost(channels: int, copie
     with (
         mock.patch.object(CudaBackend, "clock", lambda backend, device: lambda run: 0.0),
         mock.patch("tilewright.pipeline.phases.ConvolutionTimer", ChannelsAreFaster),
+        mock.patch("tilewright.pipeline.products.pick_varied", pick_whole),
     ):
         made = compiled(run, inputs, contractions="modelled")
     assert len(made.kernels) == 2 + copies

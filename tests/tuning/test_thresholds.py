@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.tuning import thresholds
+from tilewright.tuning import runtime_thresholds, thresholds
 from tilewright.tuning.load import FILES, read_record
 
 FOLDER = Path(thresholds.__file__).parent
@@ -80,7 +80,8 @@ def test_a_field_without_an_entry_is_refused() -> None:
 
 
 def test_every_table_is_read() -> None:
-    records = {name.lower() for name in vars(thresholds) if name.isupper()}
+    both = {**vars(thresholds), **vars(runtime_thresholds)}
+    records = {name.lower() for name in both if name.isupper()}
     tables = [json.loads((FOLDER / file).read_text(encoding="utf-8")) for file in FILES]
     assert {name for table in tables for name in table} == records
     assert len(records) > 20

@@ -47,6 +47,23 @@ LIBRARY = ""
 """Stands for a schedule where the library's products were faster."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProductWay:
+    """How kernels compute a group: with the sum in so many `parts` side by side, which a second kernel merges; or with
+    few channels `padded` by others."""
+
+    parts: int = 1
+    padded: bool = False
+
+    def __str__(self) -> str:
+        if self.padded:
+            return "kernel over padded channels"
+        return "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
+
+
+WHOLE = ProductWay()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
     """What a clock decided for a group, or, if it was not `timed`, the model: the text of its kernel's schedule, or
@@ -56,14 +73,12 @@ class ChosenProduct:
     schedule: str
     seconds: float
     library_seconds: float
-    parts: int = 1
-    """How many parts of the sum run side by side, in a kernel of their own."""
+    way: ProductWay = WHOLE
     timed: bool = True
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.ops)
-        kind = "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
-        how = f"{kind} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
+        how = f"{self.way} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
         said = "" if self.timed else ", by the model"
         return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"
 

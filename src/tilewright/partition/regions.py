@@ -216,8 +216,31 @@ class _Finder(Regions):
             return None
         if not self.close(own, recomputed):
             return None
-        found = self.region(own, recomputed)
+        found = self.region(own, self.without_chains(own, recomputed))
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
+
+    def without_chains(self, own: set[Op], recomputed: set[Op]) -> set[Op]:
+        """Of what a region would compute again, what is not read instead. A value that others read too may be made of
+        few; one that is made of such a value, and so on, would be made of ever more: each layer of a network would add
+        up the results of all layers before it."""
+        behind: dict[Value, frozenset[Value]] = {}
+        read = set[Op]()
+        for op in sorted(recomputed, key=self.position.__getitem__):
+            shared = [p for v in op.inputs if (p := self.producer.get(v)) in recomputed]
+            shared = [p for p in shared if self.is_read_outside(p, own | recomputed)]
+            sources = frozenset[Value]().union(*(behind.get(v, {v}) for v in op.inputs))
+            most = REGIONS.max_recomputed_sources * _bytes(op.output, self.hints)
+            if shared and sum(_bytes(v, self.hints) for v in sources) > most:
+                read.update(shared)
+                sources = frozenset(op.inputs)
+            behind.update(dict.fromkeys(op.outputs, sources))
+        return recomputed - read
+
+    def is_read_outside(self, op: Op, inside: set[Op]) -> bool:
+        """Whether others than some ops read a result, or the graph returns it."""
+        return any(
+            v in self.kept or any(r not in inside for r in self.consumers.get(v, [])) for v in op.outputs
+        )
 
     def behind_products(self, whole: Region) -> Region | None:
         """What of a region stands behind the products that others wait for: it reads their results, as a library makes
@@ -277,8 +300,8 @@ class _Finder(Regions):
                 if p is not None and _cheap(p):
                     todo += p.inputs
                 else:
-                    read += _numel(v, self.hints) * v.dtype.bytes
-        return read < _numel(op.output, self.hints) * op.output.dtype.bytes
+                    read += _bytes(v, self.hints)
+        return read < _bytes(op.output, self.hints)
 
     def close(self, own: set[Op], recomputed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
@@ -324,3 +347,7 @@ def _cheap(op: Op) -> bool:
 
 def _numel(v: Value, hints: SizeHints) -> int:
     return hints.estimate(v.numel)
+
+
+def _bytes(v: Value, hints: SizeHints) -> int:
+    return _numel(v, hints) * v.dtype.bytes

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
-from tilewright.ir.graph import Graph, Layout, Value
+from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
-from tilewright.partition.products import ProductGroup, find_products
-from tilewright.rewrite.split.products import SplitProduct, even_part_counts, split_product
+from tilewright.partition.products import WHOLE, ProductGroup, ProductWay, find_products
+from tilewright.rewrite.padded_channels import pad_channels
+from tilewright.rewrite.split.products import even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution, grid_points
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import GPU_MATMUL
@@ -48,26 +49,51 @@ class ProductTask:
         """See `ProductGroup`."""
         return self.groups[0].is_fusion
 
-    def in_parts(self, count: int) -> SplitProduct | None:
-        """The kernel as two, of so many parts."""
-        return split_apart(self.kernel, self.layouts, count, self.region.fresh_id())
+    def kernels(self, way: ProductWay) -> ProductKernels | None:
+        """What computes it in some way."""
+        return kernels_of(self.kernel, self.layouts, way, self.region.fresh_id())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A schedule of a task's kernel, or of the one that sums so many `parts`; and modelled seconds of all kernels."""
+    """A schedule of the kernel that multiplies, in some way to compute a task; and modelled seconds of all kernels."""
 
-    parts: int
+    way: ProductWay
     solution: Solution
     seconds: float
 
 
-def split_apart(
-    kernel: Kernel, layouts: Mapping[Value, Layout], count: int, fresh: int
-) -> SplitProduct | None:
-    """The kernel as two with the sum in so many parts; none where both would have to compute something."""
-    found = split_product(kernel, layouts, count, fresh)
-    return found if found is not None and not set(found.parts.ops) & set(found.merge.ops) else None
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductKernels:
+    """What computes a group in some way: ops that prepare operands, kernels in order of which the first multiplies,
+    and how values between them lie."""
+
+    prepare: tuple[Op, ...]
+    kernels: tuple[Kernel, ...]
+    between: Mapping[Value, Layout]
+
+    @property
+    def ops(self) -> list[tuple[Op, int]]:
+        """All in order, each with the number of its kernel; -1 where partition may choose it."""
+        return [(op, -1) for op in self.prepare] + [
+            (op, n) for n, k in enumerate(self.kernels) for op in k.ops
+        ]
+
+
+def kernels_of(
+    kernel: Kernel, layouts: Mapping[Value, Layout], way: ProductWay, fresh: int
+) -> ProductKernels | None:
+    """A kernel in some way, with new values from number `fresh` on; None if there is no such way, or if two kernels
+    would have to compute something."""
+    if way.padded:
+        padded = pad_channels(kernel, fresh)
+        return None if padded is None else ProductKernels(padded.pads, (padded.kernel,), padded.layouts)
+    if way.parts == 1:
+        return ProductKernels((), (kernel,), {})
+    split = split_product(kernel, layouts, way.parts, fresh)
+    if split is None or set(split.parts.ops) & set(split.merge.ops):
+        return None
+    return ProductKernels((), (split.parts, split.merge), {split.between: split.layout})
 
 
 def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
@@ -76,9 +102,10 @@ def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
         whole = solver.proposals(task.kernel, task.layouts)
     except IllegalSchedule:
         return []
-    found = [Proposal(1, s, s.seconds) for s in whole]
+    found = [Proposal(WHOLE, s, s.seconds) for s in whole]
     if found:
         found += _in_parts(task, solver, grid_points(whole[0].schedule, solver.hints))
+        found += _of_way(task, ProductWay(padded=True), solver, PRODUCTS.max_timed)
     return sorted(found, key=lambda p: p.seconds)
 
 
@@ -91,17 +118,24 @@ def _in_parts(task: ProductTask, solver: Solver, points: int) -> Iterator[Propos
         if points * n <= PRODUCTS.max_points_per_core * cores
     ]
     for count in fitting[-PRODUCTS.tried_part_counts :] if points < cores else ():
-        split = task.in_parts(count)
-        if split is None:
-            continue
-        layouts = {**task.layouts, split.between: split.layout}
-        try:
-            merge = solver.price(split.merge, layouts)
-            proposed = solver.proposals(split.parts, layouts)
-        except IllegalSchedule:
-            continue
-        for s in proposed[: PRODUCTS.max_of_parts]:
-            yield Proposal(count, s, s.seconds + merge + GPU_MATMUL.merge_seconds)
+        yield from _of_way(task, ProductWay(parts=count), solver, PRODUCTS.max_of_parts)
+
+
+def _of_way(task: ProductTask, way: ProductWay, solver: Solver, most: int) -> Iterator[Proposal]:
+    """The fastest by the model of one way."""
+    found = task.kernels(way)
+    if found is None:
+        return
+    layouts = {**task.layouts, **found.between}
+    first, *rest = found.kernels
+    others = [*(Kernel((op,), op.outputs) for op in found.prepare), *rest]
+    try:
+        beside = sum(solver.price(k, layouts) for k in others) + GPU_MATMUL.merge_seconds * len(rest)
+        proposed = solver.proposals(first, layouts)
+    except IllegalSchedule:
+        return
+    for s in proposed[:most]:
+        yield Proposal(way, s, s.seconds + beside)
 
 
 def library_way(task: ProductTask, builder: KernelBuilder) -> ReplayContestant:
@@ -117,21 +151,20 @@ def ways_of(
     """Ours, of those proposals that are the kernels that they should be."""
     solver, hints = builder.solver, builder.hints
     for proposal in proposals:
-        graph = _as_kernels(task, proposal.parts)
-        cover = partition(graph, solver.price, hints)
+        made = task.kernels(proposal.way)
+        if made is None:
+            continue
+        cover = partition(_as_kernels(task, made), solver.price, hints)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
-        if len(kernels) == len(cover.steps) == (1 if proposal.parts == 1 else 2):
-            yield proposal, ReplayContestant(cover, {kernels[0]: proposal.solution.schedule})
+        first = next((k for k in kernels if set(k.outputs) >= set(made.kernels[0].outputs)), None)
+        if first is not None and len(kernels) == len(cover.steps) == len(made.prepare) + len(made.kernels):
+            yield proposal, ReplayContestant(cover, {first: proposal.solution.schedule})
 
 
-def _as_kernels(task: ProductTask, parts: int) -> Graph:
+def _as_kernels(task: ProductTask, made: ProductKernels) -> Graph:
     """The region with numbers of kernels."""
-    split = task.in_parts(parts)
-    if split is None:
-        return task.region.with_ops([replace(op, kernel=0) for op in task.region.ops])
-    ops = [replace(op, kernel=n) for n, k in enumerate((split.parts, split.merge)) for op in k.ops]
-    layouts = {**task.region.layouts, split.between: split.layout}
-    return replace(task.region, ops=tuple(ops), layouts=layouts)
+    ops = tuple(replace(op, kernel=n) for op, n in made.ops)
+    return replace(task.region, ops=ops, layouts={**task.region.layouts, **made.between})
 
 
 def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
@@ -140,7 +173,7 @@ def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
     ranks: Counter[Hashable] = Counter()
     turns: list[tuple[int, int, Proposal]] = []
     for place, p in enumerate(proposed):
-        tile = (p.parts, *((c.axis, c.tile) for c in p.solution.schedule.tiling.classes))
+        tile = (p.way, *((c.axis, c.tile) for c in p.solution.schedule.tiling.classes))
         turns.append((ranks[tile], place, p))
         ranks[tile] += 1
     return [p for *_, p in sorted(turns, key=lambda t: t[:2])[:count]]

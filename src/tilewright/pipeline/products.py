@@ -16,6 +16,7 @@ from tilewright.partition.products import (
     ChosenProduct,
     ChosenProducts,
     ProductGroup,
+    ProductWay,
 )
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import usable_cores
@@ -32,10 +33,10 @@ from .product_ways import (
     ProductTask,
     Proposal,
     Rewrite,
+    kernels_of,
     library_way,
     pick_varied,
     proposals_of,
-    split_apart,
     tasks_of,
     ways_of,
 )
@@ -99,7 +100,7 @@ def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
     if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
         return None
     schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.parts, timed=False)
+    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.way, timed=False)
 
 
 def _with_kernels(
@@ -111,7 +112,7 @@ def _with_kernels(
         decided = known.get(task.key)
         if decided is not None and decided.schedule != LIBRARY and _tell(solver, task, decided):
             for group in task.groups:
-                numbering.take(group, task, decided.parts)
+                numbering.take(group, task, decided.way)
     chosen = tuple(known[t.key] for t in tasks if t.key in known)
     return ChosenProducts(numbering.graph() if numbering.number else graph, chosen)
 
@@ -127,22 +128,24 @@ class _Numbering:
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
         self.fresh = graph.fresh_id()
 
-    def take(self, group: ProductGroup, task: ProductTask, parts: int) -> None:
-        """A group becomes one kernel, or two with its sum in parts."""
+    def take(self, group: ProductGroup, task: ProductTask, way: ProductWay) -> None:
+        """A group becomes one kernel, or several."""
         region, makes = group.region, self.makes
         made = [v for v in region.inputs if v in makes and makes[v].expr is not None]
         # As they lay when the kernels that read and make them were timed.
         self.layouts |= {v: task.layouts[v] for v in (*made, *region.outputs) if v in task.layouts}
-        split = split_apart(Kernel(region.ops, region.outputs), task.layouts, parts, self.fresh)
-        if split is None:
+        found = kernels_of(Kernel(region.ops, region.outputs), task.layouts, way, self.fresh)
+        if found is None:
             self._count(region.ops)
             return
-        self.fresh += 1
-        self.layouts[split.between] = split.layout
-        self._count(split.parts.ops)
-        self._count(split.merge.ops)
-        (total,) = (op for op in region.ops if op not in (*split.parts.ops, *split.merge.ops))
-        self.instead[total] = tuple(op for op in self.number if op.output in (split.between, total.output))
+        self.fresh += len(found.between)
+        self.layouts |= found.between
+        for kernel in found.kernels:
+            self._count(kernel.ops)
+        fresh = tuple(op for op, _ in found.ops if op not in region.ops)
+        if fresh:
+            (total,) = (op for op in region.ops if not any(op is kept for kept, _ in found.ops))
+            self.instead[total] = fresh
 
     def _count(self, ops: Sequence[Op]) -> None:
         self.number |= dict.fromkeys(ops, self.kernels)
@@ -157,11 +160,10 @@ class _Numbering:
 
 def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
     """Tell the solver which schedule was decided on; whether it is one."""
-    split = task.in_parts(decided.parts)
-    if split is None and decided.parts > 1:
+    found = task.kernels(decided.way)
+    if found is None:
         return False
-    kernel = task.kernel if split is None else split.parts
-    layouts = task.layouts if split is None else {**task.layouts, split.between: split.layout}
+    kernel, layouts = found.kernels[0], {**task.layouts, **found.between}
     try:
         solution = solver.read_solution(kernel, layouts, decided.schedule, decided.seconds)
         solver.scheduler.check_capacity(solution.form, solution.schedule, solver.target)
@@ -175,7 +177,8 @@ def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
 def _entry(task: ProductTask, decided: ChosenProduct) -> Entry:
     """What is kept of a decision."""
     return {
-        "what": told(task.region), "schedule": decided.schedule, "parts": decided.parts,
+        "what": told(task.region), "schedule": decided.schedule, "parts": decided.way.parts,
+        "padded": decided.way.padded,
         "seconds": decided.seconds, "library_seconds": decided.library_seconds,
     }  # fmt: skip
 
@@ -184,10 +187,10 @@ def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
     """What was decided before, about equal groups on such a device."""
     match verdicts.get(task.key):
         case {
-            "schedule": str(schedule), "parts": int(parts), "seconds": int() | float() as seconds,
-            "library_seconds": int() | float() as library,
+            "schedule": str(schedule), "parts": int(parts), "padded": bool(padded),
+            "seconds": int() | float() as seconds, "library_seconds": int() | float() as library,
         }:  # fmt: skip
-            return ChosenProduct(task.region.ops, schedule, seconds, library, parts)
+            return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, padded))
         case _:
             return None
 
@@ -216,7 +219,7 @@ def _decided(
             yield task, ChosenProduct(task.region.ops, LIBRARY, library, library)
         else:
             schedule = str(proposal.solution.schedule)
-            yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.parts)
+            yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.way)
 
 
 def _share_builds(seconds: Sequence[float], builds: int) -> list[int]:

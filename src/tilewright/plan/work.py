@@ -12,7 +12,7 @@ from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.thresholds import CPU_WORK
+from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
 """Functions that take one exponential each."""

@@ -46,3 +46,14 @@ class DiagonalLimits:
 
 
 DIAGONALS = DiagonalLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedChannelLimits:
+    """Convolutions over few channels."""
+
+    counts: tuple[int, ...] = (4, 8)
+    """Numbers of halves that are copied together: 8 and 16 bytes."""
+
+
+PADDED_CHANNELS = PaddedChannelLimits()

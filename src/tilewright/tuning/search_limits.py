@@ -280,10 +280,10 @@ class ProposalChoices:
     """Warps of such a block."""
     max_kept_windows: int = 5
     """Proposals of windows that are kept of one number of results and lines."""
-    max_kept: int = 24
+    max_kept: int = 32
     """Proposals that are kept: each takes a second or two to build."""
-    max_alike: int = 3
-    """Proposals that are kept of one tile of the result: they differ in what the model knows least of."""
+    max_alike: int = 2
+    """Proposals that are kept of one tile of the result and of the sum."""
 
 
 PROPOSALS = ProposalChoices()

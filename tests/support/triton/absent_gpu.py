@@ -79,7 +79,9 @@ class Device:
 
 
 def _flat(t: Tensor) -> np.ndarray:
-    whole = t.contiguous().reshape(-1)
+    """What memory holds, in its order."""
+    order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
+    whole = t.permute(order).contiguous().reshape(-1)
     if t.dtype is torch.bfloat16:  # numpy has no such type of its own
         return whole.view(torch.int16).numpy().view(STORAGE["bf16"])
     return whole.numpy()

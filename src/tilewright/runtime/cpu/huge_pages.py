@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewright.runtime.plan.tensors import Make
-from tilewright.tuning.thresholds import CPU_WORK
+from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 LARGE_PAGE_BYTES = 2 << 20
 """Bytes of a large page."""

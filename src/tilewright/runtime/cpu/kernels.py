@@ -17,7 +17,7 @@ from tilewright.options import Options
 from tilewright.runtime.plan import reading
 from tilewright.runtime.plan.launch import Launching, LaunchTable
 from tilewright.runtime.store.cache import ContentStore
-from tilewright.tuning.thresholds import CPU_WORK
+from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 from .native_call import NativeCall, Outside, attach, call_of
 from .pool import pool

@@ -29,7 +29,7 @@ from tilewright.options import Options
 from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target, preset
 from tilewright.tuning.input_limits import BUILD_LIMITS
-from tilewright.tuning.thresholds import CPU_WORK
+from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 HEADERS = Path(emit.__path__[0]) / "native"
 LIBRARY = "unit.so"

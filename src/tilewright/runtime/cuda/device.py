@@ -10,7 +10,7 @@ import torch
 
 from tilewright.errors import UnsupportedError
 from tilewright.target import PRESETS, MemoryKind, Target
-from tilewright.tuning.thresholds import GPU_WORK
+from tilewright.tuning.runtime_thresholds import GPU_WORK
 
 from . import triton_compat
 

@@ -30,7 +30,7 @@ from tilewright.lower.variants import (
 )
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.launch import Launching, Places, rows_of
-from tilewright.tuning.thresholds import GPU_WORK
+from tilewright.tuning.runtime_thresholds import GPU_WORK
 
 from .build import BuiltKernel
 from .descriptors import Tensor, maps, tensors

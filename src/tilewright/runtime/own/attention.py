@@ -19,7 +19,7 @@ from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention
 from tilewright.library.offers.offer import FrozenAttention
-from tilewright.tuning.thresholds import OWN_KERNELS
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 
 class AttentionOwner(Protocol):

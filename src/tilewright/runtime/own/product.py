@@ -22,7 +22,7 @@ from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.runtime.cpu.pool import pool
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.target import Target
-from tilewright.tuning.thresholds import OWN_KERNELS
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .attention import attention_call
 from .conv_window import ConvWindow, window_of

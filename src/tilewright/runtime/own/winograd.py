@@ -13,7 +13,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.winograd import THREE, TWO, weights_of
 from tilewright.runtime.cpu.huge_pages import on_large_pages
-from tilewright.tuning.thresholds import OWN_KERNELS
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .conv_window import ConvWindow
 

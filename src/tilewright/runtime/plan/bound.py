@@ -33,7 +33,7 @@ from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.tuning.input_limits import KEPT_MEMORY
-from tilewright.tuning.thresholds import CPU_WORK
+from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving

@@ -1,6 +1,6 @@
 """Tuning files: what clocks decided on some devices, as JSON that people read, merge and take along.
 
-    {"schema": 1, "version": ..., "devices": {DEVICE: {"KIND KEY": {...}, ...}, ...}}
+    {"schema": 2, "version": ..., "devices": {DEVICE: {"KIND KEY": {...}, ...}, ...}}
 
 A file is data: its names are compared, its texts parsed, nothing in it is run. What it says is held against what a
 kernel, or the offers of a library, can be before it is taken.
@@ -27,7 +27,7 @@ from tilewright.tuning.timing_limits import PRODUCTS
 
 from .code_identity import DECIDING, code_identity, package_version
 
-SCHEMA = 1
+SCHEMA = 2
 HINT = "take it out, or write the file again: tilewright tune MODEL -o FILE"
 _KEY = re.compile(r"([a-z_]+) [0-9a-f]{32}")
 _TOP = ("schema", "version", "devices")
@@ -251,7 +251,8 @@ def _named_seconds(given: object) -> str:
 
 KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     "product": {
-        "schedule": _schedule, "parts": _parts, "seconds": _seconds, "library_seconds": _seconds,
+        "schedule": _schedule, "parts": _parts, "padded": _flag, "seconds": _seconds,
+        "library_seconds": _seconds,
     },
     "attention": {"kernels": _flag, "seconds": _seconds, "library_seconds": _seconds},
     "warps": {"schedule": _schedule, "seconds": _seconds, "usual_seconds": _seconds},

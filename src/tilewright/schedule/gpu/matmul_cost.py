@@ -9,7 +9,7 @@
     device   = what waves of blocks read that share rows and columns of operands, / bandwidth
     arrival  = rounds * steps * latency / steps that are loaded ahead, shared among the blocks of a core
     gathering = rounds * elements that no copy takes * operations for each / (rate of threads / cores)
-    addressing = rounds * copies of 16 bytes that no descriptor does * operations for each / (rate of threads / cores)
+    addressing = rounds * copies that no descriptor does * operations for each / (rate of threads / cores)
     unpacking = rounds * elements that are made of others * operations for each / (rate of threads / cores)
 
 A core that has few blocks, or few bytes under way, does not reach the bandwidth of a memory (Little's law).
@@ -31,7 +31,7 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import MatrixUnit, MemoryKind, Target
-from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
 from .operand_work import operand_work
@@ -53,6 +53,8 @@ class PlainProduct:
     operands: Mapping[Axis, int]
     loaded_bytes: Mapping[Axis, float]
     """Of an element of each side: a packed one has less than the half that is made of it."""
+    copies: Mapping[Axis, float]
+    """Which load an element of each side."""
     operations: Mapping[Axis, float]
     """Which make an element of each side of what is loaded."""
     gathered: frozenset[Axis]
@@ -158,23 +160,13 @@ def plain_product(form: Form, walked: Axis | None = None) -> PlainProduct | None
     works = [(a, operand_work(e, (a, k), form.params, made[0].operand)) for a, e in read]
     gathered = frozenset(a for a, work in works if work.gathered)
     loaded = {side: sum(w.loaded_bytes for a, w in works if a is side) for side in (m, n)}
+    copies = {side: sum(w.copies for a, w in works if a is side) for side in (m, n)}
     operations = {side: sum(w.operations for a, w in works if a is side) for side in (m, n)}
     described = frozenset((m, n)) - {a for a, work in works if not work.described}
     return PlainProduct(
-        form,
-        m,
-        n,
-        k,
-        batch,
-        tuple(sides),
-        made[0].operand,
-        operands,
-        loaded,
-        operations,
-        gathered,
-        described,
+        form, m, n, k, batch, tuple(sides), made[0].operand, operands, loaded, copies, operations, gathered, described,
         walked,
-    )
+    )  # fmt: skip
 
 
 def _sides(item: Item, walked: Axis | None) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
@@ -313,10 +305,9 @@ class _Model:
 
     def addressing(self) -> float:
         """What threads compute to copy operands: addresses, and masks at borders."""
-        gathered, described = self.product.gathered, self._described()
-        sides = (self.tiles.rows, self.loaded_rows), (self.tiles.columns, self.loaded_columns)
-        copied = self.depth * sum(n for a, n in sides if a not in gathered and a not in described)
-        operations = copied / GPU_COST.max_copy_bytes * GPU_MATMUL.copy_operations
+        apart, tiles = self.product.gathered | self._described(), self.tiles.blocks.tiles
+        each = sum(tiles[a] * n for a, n in self.product.copies.items() if a not in apart)
+        operations = self.depth * each * GPU_MATMUL.copy_operations
         return 2 * self.rounds * self.steps * operations * self.target.cores / self.target.flops
 
     def _described(self) -> frozenset[Axis]:
@@ -330,8 +321,10 @@ class _Model:
 
     def waiting(self) -> float:
         """A block begins and ends alone, with its first operands and its results under way; descriptors are fetched
-        before anything is copied by them. Results leave behind the last product."""
+        before anything is copied by them; without loads ahead each step waits for its own, unless threads load single
+        elements, many at once. Results leave behind the last product."""
         alone = 2 + (GPU_MATMUL.descriptor_latencies if self._described() else 0)
+        alone += self.steps if self.stages == 1 and not self.product.gathered else 0
         return alone * self.target.latency * self.rounds / self._side_by_side() + self._storing()
 
     def _storing(self) -> float:

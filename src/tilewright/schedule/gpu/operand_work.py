@@ -17,11 +17,12 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_COST
 
 @dataclass(frozen=True, slots=True)
 class OperandWork:
-    """For each element of an operand: bytes that are loaded, and operations that make it of them. `gathered`: threads
-    load single elements, since none lie side by side that could be copied at once. `described`: a tensor descriptor
-    reaches its blocks, so that no thread computes addresses."""
+    """For each element of an operand: bytes that are loaded, copies that do so (parts of one, of up to 16 bytes), and
+    operations that make it of them. `gathered`: threads load single elements, since none lie side by side that could be
+    copied at once. `described`: a tensor descriptor reaches its blocks, so that no thread computes addresses."""
 
     loaded_bytes: float
+    copies: float
     operations: float
     gathered: bool
     described: bool = False
@@ -37,13 +38,15 @@ def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], d
     ]
     packed = [(w, of) for w, of in words if not of.is_float and w.is_whole]
     if not packed:
-        least = GPU_COST.min_copy_bytes // dtype.bytes
-        gathered = any(side_by_side(x.args[0], axes, tile) < least for x in reads)
-        return OperandWork(dtype.bytes, 0.0, gathered, operand in reads and _is_matrix(operand, axes, dtype))
+        run = min((side_by_side(x.args[0], axes, tile) for x in reads), default=tile) * dtype.bytes
+        copies = dtype.bytes / min(run, GPU_COST.max_copy_bytes)
+        described = operand in reads and _is_matrix(operand, axes, dtype)
+        return OperandWork(dtype.bytes, copies, 0.0, run < GPU_COST.min_copy_bytes, described)
     loaded = sum(of.bytes / math.prod(w.counts.values()) for w, of in packed)
     gathered = any(w.side_by_side() * of.bytes < GPU_COST.min_copy_bytes for w, of in packed)
     made = [x for x in walk(operand) if x.op in SCALARS and x.dtype is not i64 and axes_of(x) >= whole]
-    return OperandWork(loaded, sum(SCALARS[x.op].cost for x in made), gathered)
+    copies = loaded / GPU_COST.max_copy_bytes
+    return OperandWork(loaded, copies, sum(SCALARS[x.op].cost for x in made), gathered)
 
 
 def _is_matrix(read: Expr, axes: Sequence[Axis], dtype: DType) -> bool:

@@ -88,10 +88,10 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
     def best(tiles: Tiles) -> float:
         return min(map(price, _loaded(product, tiles, target)))
 
-    alike: Counter[tuple[Axis, int, int]] = Counter()
+    alike: Counter[tuple[Axis, int, int, int]] = Counter()
     tried: list[Tiles] = []
     for tiles in sorted(legal, key=best):
-        tile = tiles.rows, tiles.height, tiles.width
+        tile = tiles.rows, tiles.height, tiles.width, tiles.blocks.tiles[product.k]
         if alike[tile] < PROPOSALS.max_alike and len(tried) < PROPOSALS.max_kept:
             alike[tile] += 1
             tried += _variants(product, tiles, target, hints, both=not tried)
