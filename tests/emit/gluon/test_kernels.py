@@ -56,6 +56,17 @@ def test_a_warp_copies_what_it_needs() -> None:
     assert tiles == [(1, 64, 64), (1, 64, 64), (1, 128, 64), (1, 128, 64)]
 
 
+def test_a_query_is_given_back_whatever_has_steps() -> None:
+    """Ranges of keys whose lengths are not known may all be empty but one."""
+    program, symbols = specialised(attention(CHANGES["full"]), heads(320, 64), dynamic=[(2,)] * 3)
+    lines = source(program, symbols).text.splitlines()
+    given = [line for line in lines if "arrive(q_empty" in line]
+    assert given == ["        mbarrier.arrive(q_empty.index(STRIP), count=1)"]
+    assert len([line for line in lines if line.startswith("        if ")]) == 2, (
+        "neither range surely has a step"
+    )
+
+
 QUICK = [("full", 128, 128, torch.float16, False)]
 LONG = [
     pytest.param(change, d, keys, dtype, dynamic, marks=pytest.mark.long)

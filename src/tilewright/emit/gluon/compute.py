@@ -25,17 +25,11 @@ class Computer(Body):
         """Print what is known before anything is loaded."""
         plan, put = self.printer.plan, self.lines.put
         self.split = False  # addresses are few, and within 32 bits
-        put(f"nothing = {self._zeros()}")
+        put(f"nothing = gl.full({self.printer.shape((plan.rows, plan.keys))}, 0.0, tl.float32, SCORES)")
         put("k_slot = gl.to_tensor(0)")
         put("k_phase = gl.to_tensor(0)")
         put("v_slot = gl.to_tensor(0)")
         put("v_phase = gl.to_tensor(0)")
-        assert plan.query_ring.slots == plan.strips
-
-    def _zeros(self) -> str:
-        plan = self.printer.plan
-        shape = self.printer.shape((plan.rows, plan.keys))
-        return f"gl.full({shape}, 0.0, tl.float32, SCORES)"
 
     def body(self, statements: Sequence[Stmt]) -> None:
         """As the base class; what the other warp loads is waited for."""
@@ -46,6 +40,7 @@ class Computer(Body):
             if chain:
                 del left[: len(chain) - 1]
                 self._chain(chain)
+                self._done(chain[-1])
             elif s is plan.query:
                 self.lines.put(f"q = {_operand('q', 'STRIP', plan.query_ring)}")
                 self.lines.put("mbarrier.wait(q_full.index(STRIP), turn & 1)")
@@ -79,12 +74,19 @@ class Computer(Body):
         found = self.printer.plan.loop_of(s)
         if found is None:
             super().loop(s)
-        elif found.sure:
+            return
+        if found.sure:
             self._chain((found,))
         else:
             start, stop = self._bounds(found)
             with self.lines.block(f"if {start.text} < {stop.text}"):
                 self._chain((found,))
+        self._done(found)
+
+    def _done(self, found: KeyLoop) -> None:
+        """Behind the last loop, whether it had a step or not, the query may be written over."""
+        if found is self.printer.plan.loops[-1]:
+            self.lines.put("mbarrier.arrive(q_empty.index(STRIP), count=1)")
 
     def _chain(self, chain: Sequence[KeyLoop]) -> None:
         """The first step, of the first loop that has one, and all others: each begins the product of the one before
@@ -108,8 +110,6 @@ class Computer(Body):
             self._end_values(chain[-1])
         printer.scope = outer
         outer.forget({v for k in chain for v in self.changed(k.loop.body)})
-        if chain[-1] is printer.plan.loops[-1]:
-            self.lines.put("mbarrier.arrive(q_empty.index(STRIP), count=1)")
 
     def _bounds(self, found: KeyLoop) -> tuple[Term, Term]:
         """Where a loop begins and ends: numbers that are read several times, with names."""
