@@ -99,6 +99,7 @@ DEFINITIONS: Mapping[str, str] = {
     "lower.evaluate.MIN_FACTOR": "follows from the exponents of float32",
     "lower.legalise.cpu.MIN_TRANSPOSED_LANES": "a fact of the vector headers",
     "lower.legalise.gpu.MIN_DOT_EXTENT": "a fact of Triton's products",
+    "lower.legalise.index_floats.MAX_EXACT": "follows from the 24 bits of a float32",
     "lower.specialise.analyse.MAX_COLUMNS": "the shape of Hopper's matrix instruction",
     "lower.specialise.analyse.NOWHERE": "a mark, no number",
     "lower.specialise.plan.BARRIER_BYTES": "a fact of shared memory",

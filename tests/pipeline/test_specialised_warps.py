@@ -1,13 +1,18 @@
 """A clock says whether the warps of a kernel are specialised, once for each kernel and device."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.support.normal_graph import Function
+from tests.support.triton.absent_gpu import compiled
+from tests.support.triton.specialised import CHANGES, attention
 
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
@@ -17,6 +22,7 @@ from tilewright.partition.cover import partition
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.phases import PHASES
+from tilewright.pipeline.region_kernels import _is_near
 from tilewright.pipeline.specialised_warps import choose_warps, specialised_ways
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
@@ -25,6 +31,7 @@ from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.cpu.scheduler import VectorScheduler
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.schedule.solver import Solver
+from tilewright.target import preset
 
 OTHER = 1 << 20
 
@@ -108,3 +115,24 @@ def test_sizes_that_are_not_known_are_left() -> None:
 def test_the_phase_stands_before_kernels_are_built() -> None:
     names = [phase.name for phase in PHASES]
     assert names.index("partition") < names.index("warps") < names.index("kernels")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "seconds", "near"),
+    [
+        (torch.float16, 1.3, True),
+        (torch.float16, 1.8, True),
+        (torch.float16, 2.5, False),
+        (torch.float32, 1.8, False),
+    ],
+)
+def test_attention_is_timed_that_may_have_specialised_warps(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, seconds: float, near: bool
+) -> None:
+    """The model knows how much the usual warps take."""
+    monkeypatch.undo()
+    (region,) = compiled(attention(CHANGES["full"]), [torch.zeros(1, 64, 256, 64, dtype=dtype)] * 3).regions
+    target, options = preset("sm_90"), Options()
+    decisions = Decisions(target, ContentStore(None), options, {})
+    made = KernelBuilder(in_silence, BACKENDS["cuda"], Solver(target, options), decisions)
+    assert _is_near(replace(region, seconds=seconds, library=1.0), made) == near

@@ -389,7 +389,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
-    Phase("warps", _choose_warps, _times_kernels, shown=None, faster=True),
+    Phase("warps", _choose_warps, _times_kernels, lambda s: s.cover, faster=True),
     Phase("kernels", _make_kernels, shown=None),
     Phase("plan", _plan, shown=lambda s: s.plan),
 )

@@ -201,7 +201,7 @@ def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
     normal = replace(plain, layouts=choose_layouts(selected))  # with those of what calls make
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
-        near = {key: pair for key, pair in found.items() if _is_near(pair[1])}
+        near = {key: pair for key, pair in found.items() if _is_near(pair[1], builder)}
         entries = trial.entries(near, partial(_ways, normal, selected), PRODUCTS.max_preferred_ratio)
         return {key: found[key][1] for key, entry in entries.items() if entry["kernels"] is True}
 
@@ -214,6 +214,10 @@ def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
     return replace(found, graph=made) if found.regions else ChosenRegions(graph)
 
 
-def _is_near(decided: ChosenRegion) -> bool:
-    """Whether the model does not take the kernels for much slower than the library."""
-    return decided.seconds <= TRIAL.max_modelled_slowdown_ratio * decided.library
+def _is_near(decided: ChosenRegion, builder: KernelBuilder) -> bool:
+    """Whether the model does not take the kernels, in the fastest of their ways, for much slower than the library."""
+    most = TRIAL.max_modelled_slowdown_ratio * decided.library
+    if decided.seconds <= most or not decided.kernels:
+        return decided.seconds <= most
+    faster = TRIAL.specialised_time_ratio * decided.seconds <= most
+    return faster and any(True for _ in specialised_ways(with_kernels(decided), builder))

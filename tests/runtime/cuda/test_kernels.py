@@ -45,6 +45,23 @@ def test_arguments_of_a_launch(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -
     assert list(seen.values)[:6] == [0x2008, 0x1000, 1500, gpu.error_address, 0, 0]
 
 
+@pytest.mark.parametrize(("address", "blocks"), [(0x1000, 3), (0x1004, 7)])
+def test_no_more_blocks_than_run_at_once(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: int, blocks: int
+) -> None:
+    """Of kernels whose blocks go through many grid points: one variant may be one, and another not."""
+    monkeypatch.setattr("tilewright.runtime.cuda.driver.multiprocessors", lambda ordinal: 3)
+    places, bases = [[(0, 0), (1, 0)]] * 4, array("Q", [address, 0x2000])
+    for sizes, wanted in (([0, 7 * 1024], blocks), ([0, 2 * 1024], 2)):
+        (tmp_path / str(sizes[1])).mkdir()
+        run = unit(gpu, tmp_path / str(sizes[1]), persistent=True).prepare(
+            [(0, p) for p in places], bases, array("q", sizes)
+        )
+        for _ in range(4):  # the last ones as one bundle
+            assert run() == 0
+            assert {x.grid[0] for x in launches(fake)[-4:]} == {wanted}
+
+
 def test_addresses_are_read_when_it_runs(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
     bases = array("Q", [0x1000, 0x2000])
     run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])] * 2, bases, array("q", [5, 7]))

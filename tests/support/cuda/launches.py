@@ -65,9 +65,11 @@ def program(size: int | None = None) -> TileProgram:
     return TileProgram((Buffer("a", f32, n), Buffer("b", f32, n)), (GridAxis(Axis("g", blocks), blocks),), ())
 
 
-def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = False) -> object:
+def built_by(
+    tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = False, persistent: bool = False
+) -> object:
     """Builds nothing: the image says how many arguments there are, the name which variant it is. `early`: kernels wait
-    for the one in front."""
+    for the one in front; `persistent`: blocks of aligned ones go through many grid points."""
     made: list[TritonSource] = []
 
     def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
@@ -77,7 +79,10 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = F
             folder.mkdir()
             made.append(source)
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
-            facts = KernelFacts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early)
+            facts = KernelFacts(
+                source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early,
+                persistent=persistent and source.variant.aligned,
+            )  # fmt: skip
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
             found.append(BuiltKernel(folder, facts))
         return found

@@ -4,6 +4,7 @@ one with values is, and while scores become weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from tilewright.emit.triton.scope import ATOM, SUM, Scope, Term
 from tilewright.emit.triton.statements import Body
@@ -24,27 +25,26 @@ class Computer(Body):
         """Print what is known before anything is loaded."""
         plan, put = self.printer.plan, self.lines.put
         self.split = False  # addresses are few, and within 32 bits
-        put(f"nothing = {self._zeros()}")
+        put(f"nothing = gl.full({self.printer.shape((plan.rows, plan.keys))}, 0.0, tl.float32, SCORES)")
         put("k_slot = gl.to_tensor(0)")
         put("k_phase = gl.to_tensor(0)")
         put("v_slot = gl.to_tensor(0)")
         put("v_phase = gl.to_tensor(0)")
-        assert plan.query_ring.slots == plan.strips
-
-    def _zeros(self) -> str:
-        plan = self.printer.plan
-        shape = self.printer.shape((plan.rows, plan.keys))
-        return f"gl.full({shape}, 0.0, tl.float32, SCORES)"
 
     def body(self, statements: Sequence[Stmt]) -> None:
         """As the base class; what the other warp loads is waited for."""
-        for s in statements:
-            if s is self.printer.plan.query:
-                self.lines.put(f"q = {_operand('q', 'STRIP', self.printer.plan.query_ring)}")
+        plan, left = self.printer.plan, list(statements)
+        while left:
+            s = left.pop(0)
+            chain = plan.chain_of(s)
+            if chain:
+                del left[: len(chain) - 1]
+                self._chain(chain)
+                self._done(chain[-1])
+            elif s is plan.query:
+                self.lines.put(f"q = {_operand('q', 'STRIP', plan.query_ring)}")
                 self.lines.put("mbarrier.wait(q_full.index(STRIP), turn & 1)")
-            elif isinstance(s, (Await, Release)):
-                continue
-            else:
+            elif not isinstance(s, (Await, Release)):
                 super().body((s,))
 
     def bind(self, s: Loop, start: Term, number: str) -> None:
@@ -67,60 +67,91 @@ class Computer(Body):
         """Layouts say how elements lie: nothing needs to be told."""
         return offset
 
+    # --- loops over keys -----------------------------------------------------------
+
     def loop(self, s: Loop) -> None:
-        """A loop over keys begins its products before their turn."""
+        """A loop over keys that is in no chain stands for itself."""
         found = self.printer.plan.loop_of(s)
         if found is None:
             super().loop(s)
             return
-        printer = self.printer
-        start = self._scalar(printer.offset(s.start))
-        stop = self._scalar(printer.offset(s.stop))
         if found.sure:
-            self._steps(found, start, stop)
+            self._chain((found,))
         else:
+            start, stop = self._bounds(found)
             with self.lines.block(f"if {start.text} < {stop.text}"):
-                self._steps(found, start, stop)
-        if found is printer.plan.loops[-1]:
+                self._chain((found,))
+        self._done(found)
+
+    def _done(self, found: KeyLoop) -> None:
+        """Behind the last loop, whether it had a step or not, the query may be written over."""
+        if found is self.printer.plan.loops[-1]:
             self.lines.put("mbarrier.arrive(q_empty.index(STRIP), count=1)")
 
-    def _scalar(self, term: Term) -> Term:
-        """A number that is read several times, with a name."""
-        return term if term.number or term.text.isidentifier() else self.printer.named(term, "i")
+    def _chain(self, chain: Sequence[KeyLoop]) -> None:
+        """The first step, of the first loop that has one, and all others: each begins the product of the one before
+        with its values behind its own first product."""
+        printer, outer = self.printer, self.printer.scope
+        bounds = [self._bounds(k) for k in chain]
+        printer.scope = Scope(outer)
+        # The first loop that has a step whatever the bounds are; of a loop that stands for itself this is known.
+        sure = next((n for n, k in enumerate(chain) if k.sure), 0)
+        has_step = [f"{start.text} < {stop.text}" for start, stop in bounds[:sure]]
+        for n in range(sure + 1):
+            self._alone(chain[n], bounds[n][0], _branch(has_step, n))
+        for n, k in enumerate(chain):
+            start, stop = bounds[n]
+            if n <= sure:
+                start = self._second(k, start, has_step[:n])
+            if not (k.single and n == sure == 0):
+                self._others(k, start, stop)
+        if chain[-1].results is not None:
+            self._multiply_values(chain[-1])
+            self._end_values(chain[-1])
+        printer.scope = outer
+        outer.forget({v for k in chain for v in self.changed(k.loop.body)})
 
-    def _steps(self, found: KeyLoop, start: Term, stop: Term) -> None:
-        outer = self.printer.scope
-        self.printer.scope = Scope(outer)
-        self._first(found, start)
-        if not found.single:
-            self._others(found, start, stop)
-        if found.results is not None:
-            self._multiply_values(found)
-            self._end_values(found)
-        self.printer.scope = outer
-        outer.forget(self.changed(found.loop.body))
+    def _bounds(self, found: KeyLoop) -> tuple[Term, Term]:
+        """Where a loop begins and ends: numbers that are read several times, with names."""
+        terms = [self.printer.offset(e) for e in (found.loop.start, found.loop.stop)]
+        start, stop = (t if t.number or t.text.isidentifier() else self.printer.named(t, "i") for t in terms)
+        return start, stop
 
-    def _first(self, found: KeyLoop, start: Term) -> None:
-        """The first step, but for its product with values."""
-        self.bind(found.loop, start, self.fresh(found.loop.axis))
-        self._multiply_keys(found)
-        self._end_keys(found, under_way=0)
-        self._between(found)
+    def _second(self, found: KeyLoop, start: Term, before: Sequence[str]) -> Term:
+        """Where the steps of a loop begin that are not the first of all; conditions say of the loops `before` whether
+        they have that."""
+        tile = found.loop.tile
+        second = Term(str(int(start.text) + tile), number=True) if start.number else None
+        second = second or self.printer.infix("+", SUM, [start, Term(str(tile), number=True)])
+        if not before:
+            return second
+        some = " | ".join(f"({c})" for c in before)
+        return self.printer.named(Term(f"tl.where({some}, {start.text}, {second.text})"), "i")
+
+    def _alone(self, found: KeyLoop, start: Term, head: str) -> None:
+        """The first step of all, but for its product with values; under a condition if there is a `head`."""
+        printer, outer = self.printer, self.printer.scope
+        with self.lines.block(head) if head else nullcontext():
+            printer.scope = Scope(outer)
+            self.bind(found.loop, start, self.fresh(found.loop.axis))
+            self._multiply_keys(found)
+            self._end_keys(found, under_way=0)
+            self._between(found)
+        printer.scope = outer
 
     def _others(self, found: KeyLoop, start: Term, stop: Term) -> None:
-        """All others, each of which ends the product with values of the one before."""
+        """Steps behind the first of all, each of which ends the product with values of the one before."""
         s, number = found.loop, self.fresh(found.loop.axis)
-        second = str(int(start.text) + s.tile) if start.number else f"{start.text} + {s.tile}"
-        outer = self.printer.scope
-        self.printer.scope = Scope(outer)
-        with self.lines.block(f"for b{number} in range({second}, {stop.text}, {s.tile})"):
+        printer, outer = self.printer, self.printer.scope
+        with self.lines.block(f"for b{number} in range({start.text}, {stop.text}, {s.tile})"):
+            printer.scope = Scope(outer)
             self.bind(s, Term(f"b{number}"), number)
             self._multiply_keys(found)
             if found.results is not None:
                 self._multiply_values(found)
             self._end_keys(found, under_way=int(found.results is not None))
             self._between(found, ends=found.results is not None)
-        self.printer.scope = outer
+        printer.scope = outer
 
     def _between(self, found: KeyLoop, *, ends: bool = False) -> None:
         """What is made of scores; where a product with values is under way, it `ends` before its sums are touched."""
@@ -204,3 +235,12 @@ class Computer(Body):
 def _operand(letter: str, slot: str, ring: Ring) -> str:
     """A buffer of a ring as a product takes it."""
     return f"{letter}_ring.index({slot})" + (".permute((1, 0))" if ring.turned else "")
+
+
+def _branch(conditions: Sequence[str], number: int) -> str:
+    """What stands before the code of a case: each but the last has its condition."""
+    if not conditions:
+        return ""
+    if number == len(conditions):
+        return "else"
+    return f"{'elif' if number else 'if'} {conditions[number]}"

@@ -28,6 +28,7 @@ from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
 from .early_launch import with_early_launch
+from .index_floats import convert_by_axes
 from .last_steps import keep_last_steps
 from .product_sums import add_products
 from .runs import load_once, tell_runs
@@ -42,7 +43,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     axes that it cannot have."""
     if target.language != "triton":
         raise VerifyError(f"target {target.name} takes {target.language}", phase="legalise")
-    program = with_stores_last(program)
+    program = convert_by_axes(with_stores_last(program))
     tiles = block_axes(program)
     multiplied = only_multiplied(program)
 

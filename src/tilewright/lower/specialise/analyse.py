@@ -75,6 +75,7 @@ def specialise(program: TileProgram) -> WarpPlan:
     _check_descriptors(program, [query, *(x for k in found for x in (k.keys, k.values) if x is not None)])
     return WarpPlan(
         strips, rows, keys, columns, tuple((tiles | {rows: STRIP_ROWS}).items()), query, tuple(found),
+        tuple(_chains(program.body, found)),
         _ring(strips, [query], tiles | {rows: STRIP_ROWS}, rows),
         _ring(program.stages, [k.keys for k in found], tiles, _only(set(whole.keys.var.axes) - {keys})),
         _ring(program.stages, [k.values for k in found if k.values is not None], tiles, keys),
@@ -196,6 +197,25 @@ def _second_product(s: Loop, dot: Dot, loads: dict[int, Load]) -> tuple[Load, tu
 def _changed(s: Stmt) -> set[int]:
     """Numbers of the states that a statement changes."""
     return {v.id for v in s.vars} if isinstance(s, Update) else {s.acc.id} if isinstance(s, Dot) else set()
+
+
+def _chains(body: Sequence[Stmt], found: Sequence[KeyLoop]) -> Iterator[tuple[KeyLoop, ...]]:
+    """Loops over keys that follow each other, add to the same results, and have a step together."""
+    chain: list[KeyLoop] = []
+    for s in (*body, None):
+        this = next((k for k in found if k.loop is s and k.results is not None), None)
+        if this is not None and (not chain or _result(chain[0]) == _result(this)):
+            chain.append(this)
+            continue
+        if any(k.sure for k in chain):
+            yield tuple(chain)
+        chain = [] if this is None else [this]
+        if isinstance(s, Loop) and this is None:
+            yield from _chains(s.body, found)
+
+
+def _result(k: KeyLoop) -> Var | None:
+    return None if k.results is None else k.results.acc
 
 
 # --- values and layouts ----------------------------------------------------------

@@ -61,9 +61,11 @@ class CopiedStore:
 @dataclass(frozen=True, slots=True)
 class WarpPlan:
     """`strips` warp groups have a part of the block's `rows` each, another warp loads for all of them: `query` once,
-    the keys and values of `loops` through rings. Each block is one of a descriptor, that of the query with the rows of
-    a strip. `tiles` are the block axes with their tiles, of `rows` those of a strip. Results are written as `copied`
-    says (None: by the threads that hold them)."""
+    the keys and values of `loops` through rings. The loops of a chain follow each other, and one of them is sure to
+    have a step: the last product of one is under way while the first scores of the next are made.
+
+    Each block is one of a descriptor, that of the query with the rows of a strip. `tiles` are the block axes with their
+    tiles, of `rows` those of a strip. Results are written as `copied` says (None: by the threads that hold them)."""
 
     strips: int
     rows: Axis
@@ -72,6 +74,7 @@ class WarpPlan:
     tiles: tuple[tuple[Axis, int], ...]
     query: Load
     loops: tuple[KeyLoop, ...]
+    chains: tuple[tuple[KeyLoop, ...], ...]
     query_ring: Ring
     key_ring: Ring
     value_ring: Ring
@@ -99,6 +102,10 @@ class WarpPlan:
         tile = tuple(STRIP_ROWS if a == self.rows else n for a, n in zip(own, d.tile, strict=True))
         return Descriptor(d.start, d.extents, d.strides, tile)
 
-    def loop_of(self, loop: Loop) -> KeyLoop | None:
-        """What is decided for a loop of the program."""
+    def loop_of(self, loop: Stmt) -> KeyLoop | None:
+        """What is decided for a loop of the program; None for any other statement."""
         return next((k for k in self.loops if k.loop is loop), None)
+
+    def chain_of(self, loop: Stmt) -> tuple[KeyLoop, ...]:
+        """The chain that begins with a loop; nothing if none does."""
+        return next((c for c in self.chains if c[0].loop is loop), ())
