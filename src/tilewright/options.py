@@ -108,6 +108,10 @@ class Options:
     for its end before they touch memory. Behind other generated kernels of the same run (`own`), behind any kernel, as
     of a library or of the caller (`any`), or never (`none`)."""
 
+    specialise_warps: bool = False
+    """On an H100 or H200, also time kernels of attention in which one warp loads for the others, printed in Gluon, and
+    take them where they are faster. On trial: few programs have run so yet."""
+
     verify: bool | Literal["results"] = False
     """Hold each kernel and library call against its meaning as it runs, in eager's types and in float64, and raise
     `WrongResult` at the first that differs; loops are looked at step by step, and as a whole (slow; no CUDA graph is
@@ -254,6 +258,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "early_launch": (_is_early_launch, "'none', 'own' or 'any'"),
     "verify": (_is_verify, "true, false or 'results'"),
     "pin_threads": (_is_flag, "true or false"),
+    "specialise_warps": (_is_flag, "true or false"),
 }
 
 

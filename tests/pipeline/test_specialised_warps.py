@@ -77,7 +77,7 @@ def scheduled(made: KernelBuilder, cover: Cover) -> Scheduled:
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.7), True), ((1.0, 0.995), False), ((1.0, 1.5), False)])
 def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
-    made = builder(Options())
+    made = builder(Options(specialise_warps=True))
     cover = cover_of(made)
     choose_warps(cover, made, "cpu", clock_of(*times), "here")
     assert ("min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)) == taken
@@ -85,7 +85,7 @@ def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
 
 @pytest.mark.parametrize("times", [(1.0, 0.7), (1.0, 1.5)], ids=["taken", "left"])
 def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
-    options = Options()
+    options = Options(specialise_warps=True)
     store = ContentStore(tmp_path)
     first = builder(options, store)
     choose_warps(cover_of(first), first, "cpu", clock_of(*times), "here")
@@ -98,14 +98,22 @@ def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
 
 
 def test_without_time_nothing_is_asked() -> None:
-    made = builder(Options(tune_seconds=0))
+    made = builder(Options(specialise_warps=True, tune_seconds=0))
     cover = cover_of(made)
     choose_warps(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
-def test_sizes_that_are_not_known_are_left() -> None:
+def test_who_does_not_ask_for_them_has_none() -> None:
     made = builder(Options())
+    cover = cover_of(made)
+    assert not list(specialised_ways(cover.graph, made))
+    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert "min_bytes" not in str(scheduled(made, cover).schedule)
+
+
+def test_sizes_that_are_not_known_are_left() -> None:
+    made = builder(Options(specialise_warps=True))
     cover = cover_of(made, (0,))
     assert not list(specialised_ways(cover.graph, made))
     choose_warps(cover, made, "cpu", clock_of(), "here")
@@ -132,7 +140,7 @@ def test_attention_is_timed_that_may_have_specialised_warps(
     """The model knows how much the usual warps take."""
     monkeypatch.undo()
     (region,) = compiled(attention(CHANGES["full"]), [torch.zeros(1, 64, 256, 64, dtype=dtype)] * 3).regions
-    target, options = preset("sm_90"), Options()
+    target, options = preset("sm_90"), Options(specialise_warps=True)
     decisions = Decisions(target, ContentStore(None), options, {})
     made = KernelBuilder(in_silence, BACKENDS["cuda"], Solver(target, options), decisions)
     assert _is_near(replace(region, seconds=seconds, library=1.0), made) == near

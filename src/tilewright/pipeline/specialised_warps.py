@@ -40,7 +40,9 @@ def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[tuple[Sol
 
 
 def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Solution]]:
-    """The kernels of a cover under each of their schedules for specialised warps."""
+    """The kernels of a cover under each of their schedules for specialised warps, if these are wanted."""
+    if not builder.solver.options.specialise_warps:
+        return []
     found: list[tuple[Kernel, Solution]] = []
     for step in cover.steps:
         if isinstance(step, Kernel) and not step.over and not step.lines and _has_known_sizes(step):

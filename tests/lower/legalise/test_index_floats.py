@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from tests.support.triton.absent_gpu import compiled
 from tests.support.triton.specialised import CHANGES, attention
@@ -22,7 +24,11 @@ def legal(scale: int) -> TileProgram:
         return s + 0.5 * (scale * i[None, :] - i[:, None]).float()
 
     (kernel,) = compiled(attention(change), [torch.zeros(1, 64, 512, 64).half()] * 3).kernels
-    return legalise_for_gpu(kernel.program, preset("sm_90"))
+    return legalised(kernel.program)
+
+
+def legalised(program: TileProgram) -> TileProgram:
+    return legalise_for_gpu(replace(program, warp_specialised=True), preset("sm_90"))
 
 
 def converted(program: TileProgram) -> set[int]:
@@ -35,6 +41,11 @@ def test_each_axis_by_itself() -> None:
     assert converted(legal(1)) == {1}
 
 
+def test_usual_warps_convert_as_ever() -> None:
+    (kernel,) = compiled(attention(CHANGES["alibi"]), [torch.zeros(1, 64, 256, 64).half()] * 3).kernels
+    assert converted(legalise_for_gpu(kernel.program, preset("sm_90"))) == {2}
+
+
 def test_large_numbers_stay_together() -> None:
     """The float of a sum of more than 24 bits is rounded once."""
     assert converted(legal(1 << 20)) == {2}
@@ -42,8 +53,5 @@ def test_large_numbers_stay_together() -> None:
 
 def test_the_meaning_stays() -> None:
     """Two axes of a bias by head; the slopes are floats of the head alone."""
-    program = legalise_for_gpu(
-        compiled(attention(CHANGES["alibi"]), [torch.zeros(1, 64, 256, 64).half()] * 3).kernels[0].program,
-        preset("sm_90"),
-    )
-    assert converted(program) == {1}
+    (kernel,) = compiled(attention(CHANGES["alibi"]), [torch.zeros(1, 64, 256, 64).half()] * 3).kernels
+    assert converted(legalised(kernel.program)) == {1}

@@ -43,7 +43,8 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     axes that it cannot have."""
     if target.language != "triton":
         raise VerifyError(f"target {target.name} takes {target.language}", phase="legalise")
-    program = convert_by_axes(with_stores_last(program))
+    program = with_stores_last(program)
+    program = convert_by_axes(program) if program.warp_specialised else program
     tiles = block_axes(program)
     multiplied = only_multiplied(program)
 
