@@ -343,7 +343,8 @@ def summary(found: Mapping[str, Facts]) -> str:
     lines: list[list[str]] = []
     for name, facts in found.items():
         told: Mapping[str, Facts] = facts.get("ways", {})  # type: ignore[assignment]
-        first = told.get("p0", {}).get("median_us")
+        timed = [way for way in told.values() if "median_us" in way]
+        first = min(timed, key=lambda way: float(str(way["modelled_us"])), default={}).get("median_us")
         values = [facts.get(f"{peer}_us") for peer in (ALONE, PASS, FUSED)] + [first, facts.get("ours_us")]
         cells = [f"{v:.1f}" if isinstance(v, float) else "-" for v in values]
         speeds = [_ratio(facts.get(f"{peer}_us"), facts.get("ours_us")) for peer in (ALONE, PASS, FUSED)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.analysis.fitting_sizes import first_that_fit, fit
+from tilewright.analysis.fitting_sizes import fit, fitting
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
@@ -44,13 +44,25 @@ def test_a_size_that_nothing_ties() -> None:
 def test_a_number_of_elements_that_is_known(s: int) -> None:
     wrong, graph = OWN.also({"s": s}), planes_as_rows()
     assert not fit(graph, wrong, OWN)
-    assert first_that_fit(graph, [wrong, OWN.also({"n": 7})], OWN).sizes == {"n": 7, "s": 5}
-    assert first_that_fit(graph, [wrong], OWN) is OWN
+    assert fitting(graph, OWN.also({"n": 7}), OWN).sizes == {"n": 7, "s": 5}
+    assert fitting(graph, wrong, OWN) is OWN
 
 
 def test_what_a_condition_guards_counts_as_inside() -> None:
     for s in (1, 40):
         assert fit(padded(), OWN.also({"s": s}), OWN)
+
+
+def test_what_data_choose_between_is_asked_about() -> None:
+    """Rows of 200 numbers, or zeros where those say so."""
+    b = Builder()
+    x = b.value((N, dims.integer(8), S, S), f32)
+    axes = output_axes((N, dims.integer(200)))
+    place = view.reshape_index(x.shape, (N, dims.integer(200)), [axis(a) for a in axes])
+    element = read(0, place, f32)
+    body = where(call("lt", element, const(0.0, f32)), const(0.0, f32), element)
+    graph = b.finish((N, S, x), b.emit("kept", (x,), TensorExpr(axes, (body,))))
+    assert not fit(graph, OWN.also({"s": 4}), OWN) and fit(graph, OWN.also({"n": 4}), OWN)
 
 
 def test_what_cannot_be_proved_at_the_sizes_of_a_program_says_nothing() -> None:

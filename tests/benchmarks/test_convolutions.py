@@ -122,7 +122,7 @@ def test_parts_and_their_merge_run_one_after_the_other(
 
 def test_the_summary_tells_the_best() -> None:
     facts = {f"{ALONE}_us": 4.0, f"{PASS}_us": 6.0, f"{FUSED}_us": 5.0, "ours_us": 3.0, "best": "p1"}
-    ways = {"p0": {"median_us": 3.5}, "p1": {"median_us": 3.0}}
+    ways = {"p0": {"median_us": 3.5, "modelled_us": 2.0}, "p1": {"median_us": 3.0, "modelled_us": 2.5}}
     told = summary({"C2x1": facts | {"ways": ways}, "C3x1": {"failed": "late"}})  # type: ignore[dict-item]
     line = next(x for x in told.splitlines() if x.startswith("C2x1"))
     assert line.split() == ["C2x1", "4.0", "6.0", "5.0", "3.5", "3.0", "p1", "1.33", "2.00", "1.67"]

@@ -13,14 +13,14 @@ from .runtime_checks import from_data, inside_of
 from .size_hints import SizeHints
 
 
-def first_that_fit(graph: Graph, sizes: list[SizeHints], own: SizeHints) -> SizeHints:
-    """The first of some sizes that `fit`; else those that the program has."""
-    return next((s for s in sizes if fit(graph, s, own)), own)
+def fitting(graph: Graph, sizes: SizeHints, own: SizeHints) -> SizeHints:
+    """Some sizes if they `fit`; else those that the program has."""
+    return sizes if fit(graph, sizes, own) else own
 
 
 def fit(graph: Graph, sizes: SizeHints, own: SizeHints) -> bool:
     """Whether every read that lies in its operand at sizes that a program has, its `own`, is proved to lie there at
-    these `sizes`. Reads under a condition or at places from data count as inside."""
+    these `sizes`. Reads at places from data, or where a condition on places decides about them, count as inside."""
     if sizes.sizes == own.sizes:
         return True
     open_ = dict.fromkeys(pair for op in graph.ops for pair in _unproved(op))
@@ -28,7 +28,7 @@ def fit(graph: Graph, sizes: SizeHints, own: SizeHints) -> bool:
 
 
 def _unproved(op: Op) -> Iterator[tuple[Expr, Expr]]:
-    """Index and size for each dim that an op reads without a condition, and not surely inside of."""
+    """Index and size for each dim that an op always reads, and not surely inside of."""
     for read in _always_read(op):
         assert isinstance(read.value, int), "reads name operands"
         for index, size in zip(read.args, op.inputs[read.value].shape, strict=True):
@@ -37,14 +37,15 @@ def _unproved(op: Op) -> Iterator[tuple[Expr, Expr]]:
 
 
 def _always_read(op: Op) -> Iterator[Expr]:
-    """Reads that no choice decides about."""
+    """Reads that no choice by place decides about."""
     pending = list(op.expr.body) if op.expr is not None else []
     seen = set(pending)
     while pending:
         e = pending.pop()
         if e.op == "read":
             yield e
-        below = [a for a in (e.args[:1] if e.op == "where" else e.args) if a not in seen]
+        by_place = e.op == "where" and not from_data(e.args[0])
+        below = [a for a in (e.args[:1] if by_place else e.args) if a not in seen]
         seen.update(below)
         pending += below
 

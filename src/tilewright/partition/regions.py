@@ -3,7 +3,7 @@ much larger than what the region reads and leaves behind (scores of attention, d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import SizeHints
@@ -220,21 +220,22 @@ class _Finder(Regions):
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
     def without_chains(self, own: set[Op], recomputed: set[Op]) -> set[Op]:
-        """Of what a region would compute again, what is not read instead. A value that others read too may be made of
-        few; one that is made of such a value, and so on, would be made of ever more: each layer of a network would add
-        up the results of all layers before it."""
+        """The ops that a region still computes again, without those whose results are read instead. A value that others
+        read too may be made of few; one that is made of such a value, and so on, would be made of ever more: each layer
+        of a network would add up the results of all layers before it."""
         behind: dict[Value, frozenset[Value]] = {}
-        read = set[Op]()
+        stored = set[Op]()
         for op in sorted(recomputed, key=self.position.__getitem__):
             shared = [p for v in op.inputs if (p := self.producer.get(v)) in recomputed]
             shared = [p for p in shared if self.is_read_outside(p, own | recomputed)]
-            sources = frozenset[Value]().union(*(behind.get(v, {v}) for v in op.inputs))
+            sources = _sources(op, behind)
             most = REGIONS.max_recomputed_sources * _bytes(op.output, self.hints)
             if shared and sum(_bytes(v, self.hints) for v in sources) > most:
-                read.update(shared)
-                sources = frozenset(op.inputs)
+                stored.update(shared)
+                behind.update({v: frozenset((v,)) for p in shared for v in p.outputs})
+                sources = _sources(op, behind)
             behind.update(dict.fromkeys(op.outputs, sources))
-        return recomputed - read
+        return recomputed - stored
 
     def is_read_outside(self, op: Op, inside: set[Op]) -> bool:
         """Whether others than some ops read a result, or the graph returns it."""
@@ -343,6 +344,11 @@ def _is_fixed(op: Op) -> bool:
 
 def _cheap(op: Op) -> bool:
     return op.expr is not None and op.expr.is_pointwise
+
+
+def _sources(op: Op, behind: Mapping[Value, frozenset[Value]]) -> frozenset[Value]:
+    """The stored values that an op is made of."""
+    return frozenset[Value]().union(*(behind.get(v, {v}) for v in op.inputs))
 
 
 def _numel(v: Value, hints: SizeHints) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tilewright.analysis.fitting_sizes import first_that_fit
+from tilewright.analysis.fitting_sizes import fitting
 from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.analysis.writes.built import decide_built, with_places
 from tilewright.errors import UnsupportedError, warn
@@ -94,10 +94,10 @@ class Phase:
 def begin(asked: CompileRequest, graph: Graph, solver: Solver, store: ContentStore | None = None) -> State:
     """Before the first phase. The `solver` decides at sizes that are typical for the graph; `store` stands in for the
     one of the options."""
-    typical = first_that_fit(graph, [typical_sizes(graph, asked.traced)], asked.traced)
+    typical = fitting(graph, typical_sizes(graph, asked.traced), asked.traced)
     usual, rest = solver.at(typical), without_nothing(graph)
     raised = typical.raised(SIZES.assumed_size, rest.symbols())
-    grown = usual.at(first_that_fit(graph, [raised], typical))
+    grown = usual.at(fitting(graph, raised, typical))
     memory = ContentStore(default_root(asked.options)) if store is None else store
     decisions = Decisions(solver.target, memory, asked.options, typical.sizes)
     where = asked.place.backend.timing_key(asked.place.device, asked.options)

@@ -189,7 +189,7 @@ def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
         case {
             "schedule": str(schedule), "parts": int(parts), "padded": bool(padded),
             "seconds": int() | float() as seconds, "library_seconds": int() | float() as library,
-        }:  # fmt: skip
+        } if not (padded and parts > 1):  # fmt: skip
             return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, padded))
         case _:
             return None

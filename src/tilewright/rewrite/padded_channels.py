@@ -14,7 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, const, read, transform, walk, where
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    conjuncts,
+    const,
+    is_const,
+    read,
+    transform,
+    walk,
+    where,
+)
 from tilewright.ir.graph import Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops.common import inside, within
@@ -45,7 +57,7 @@ class _Operand:
 
 def pad_channels(kernel: Kernel, fresh: int) -> PaddedProduct | None:
     """`kernel` with its one sum over padded operands, which are the values number `fresh` and the next; None if it is
-    no sum of products over few channels, or makes an operand itself."""
+    no sum of products over few channels, or makes an operand itself. Counts of channels are meant for halves."""
     ops = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
     made = {v for op in kernel.ops for v in op.outputs}
     if len(ops) != 1 or set(ops[0].inputs) & made or len(ops[0].inputs) != 2:
@@ -85,13 +97,13 @@ def _operands(op: Op) -> tuple[Axis, Sequence[_Operand]] | None:
             continue
         found = [_operand(op, x, channel) for x in reads]
         both = [x for x in found if x is not None]
-        if len(both) == 2 and any(any(e is not dims.ZERO for e in x.before) or _slides(x) for x in both):
+        if len(both) == 2 and any(any(e is not dims.ZERO for e in x.before) or _has_windows(x) for x in both):
             return channel, both
     return None
 
 
-def _slides(x: _Operand) -> bool:
-    """Whether some place of a dim is in several windows."""
+def _has_windows(x: _Operand) -> bool:
+    """Whether a place in a window walks a dim together with the window."""
     return any(len(axes_of(i)) > 1 for i in x.read.args)
 
 
@@ -111,9 +123,17 @@ def _operand(op: Op, x: Expr, channel: Axis) -> _Operand | None:
         sizes.append(size if d == walked[0] else dims.add(high, before[-1], dims.ONE))
     chosen = [e for e in walk(op.expr.body[0]) if e.op == "where" and x in walk(e)]
     ends = set(_ends(x, value))
-    if any(not set(conjuncts(e.args[0])) <= ends or x in walk(e.args[2]) for e in chosen):
+    if not all(set(conjuncts(e.args[0])) <= ends and _is_bordered(e, x) for e in chosen):
         return None
     return _Operand(x.value, x, walked[0], tuple(before), tuple(sizes))
+
+
+def _is_bordered(e: Expr, x: Expr) -> bool:
+    """Whether a choice is between a read, of whatever type, and zero."""
+    inner = e.args[1]
+    while inner.op == "cast":
+        (inner,) = inner.args
+    return inner is x and is_const(e.args[2], 0)
 
 
 def _ends(x: Expr, value: Value) -> Iterator[Expr]:
