@@ -35,14 +35,13 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.products import WHOLE, ProductWay
-from tilewright.pipeline.product_ways import kernels_of
+from tilewright.pipeline.product_ways import beside_product, kernels_of
 from tilewright.rewrite.split.products import even_part_counts
 from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target, preset
-from tilewright.tuning.thresholds import GPU_MATMUL
 
 aten = torch.ops.aten
 
@@ -197,7 +196,7 @@ class _Finder:
         before, behind = (
             list(step.values())[part] for part in (slice(len(prepare)), slice(len(prepare), None))
         )
-        beside = sum(k.seconds or 0.0 for k in others.values()) + GPU_MATMUL.merge_seconds * len(rest)
+        beside = beside_product(made, layouts, self.solver)
         for n, proposal in enumerate(self.solver.proposals(first, layouts)[:most]):
             name = f"{prefix}p{n}"
             solved = self.solver.solve(first, layouts, proposal.schedule)
@@ -211,15 +210,26 @@ class _Finder:
         """Modelled for the sum in so many parts."""
         made = kernels_of(self.kernel, self.graph.layouts, ProductWay(count), self.graph.fresh_id())
         assert made is not None
-        layouts, (parts, merge) = {**self.graph.layouts, **made.between}, made.kernels
-        first = next(iter(self.solver.proposals(parts, layouts)))
-        return first.seconds + self.solver.price(merge, layouts) + GPU_MATMUL.merge_seconds
+        layouts = {**self.graph.layouts, **made.between}
+        first = next(iter(self.solver.proposals(made.kernels[0], layouts)))
+        return first.seconds + beside_product(made, layouts, self.solver)
+
+
+def kernel_of(layer: Layer, batch: int) -> tuple[Graph, Kernel]:
+    """A layer as a graph, and as one kernel."""
+    given = layer.inputs(batch, torch.device("cpu"))[:3]
+    return captured(lambda x, weight, bias: layer.convolved(x, weight, bias), given)
+
+
+def way_of(label: str) -> ProductWay:
+    """The way behind the name of a contestant: `p0`, `s4p0` or `cp0`."""
+    parts = re.match(r"s(\d+)p", label)
+    return ProductWay(int(parts[1]) if parts else 1, padded=label.startswith("c"))
 
 
 def ways(layer: Layer, batch: int, target: Target) -> Ways:
     """What is proposed for a layer, for its sum in parts, and over padded channels, the fastest by the model first."""
-    given = layer.inputs(batch, torch.device("cpu"))[:3]
-    graph, kernel = captured(lambda x, weight, bias: layer.convolved(x, weight, bias), given)
+    graph, kernel = kernel_of(layer, batch)
     finder = _Finder(graph, kernel, target)
     finder.add("", WHOLE, MOST_PROPOSALS)
     seconds = {count: finder.seconds(count) for count in even_part_counts(kernel, MOST_PARTS)}

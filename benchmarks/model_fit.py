@@ -3,9 +3,10 @@ what kernels cost?
 
 Kernels over sizes from what a core's cache holds to what memory must give, each compiled by itself: on the CPU every
 launch has the clock of `explain --time`, on a GPU graphs of kernels are replayed over cold inputs. Beside them, with
-`--products FILE` (what `benchmarks.gemm` wrote), schedules of products that were timed there, priced by today's model;
-these need no GPU. Of each kind, and of all: Spearman's correlation of ranks, the median of |modelled / measured - 1|,
-and the floor of a launch as the figures have it beside the one of the model.
+`--products FILE` (what `benchmarks.gemm` wrote) and `--convolutions FILE` (`benchmarks.convolutions`), schedules that
+were timed there, priced by today's model; these need no GPU. Of each kind, and of all: Spearman's correlation of
+ranks, the median of |modelled / measured - 1|, and the floor of a launch as the figures have it beside the one of the
+model.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import tilewright
-from benchmarks import gemm, gpu_clock, gpu_report, kernels, record
+from benchmarks import convolutions, gemm, gpu_clock, gpu_report, kernels, record
 from benchmarks.record import Facts
 from tilewright import measure
 from tilewright.errors import IllegalSchedule
 from tilewright.options import Options
+from tilewright.partition.products import ProductWay
 from tilewright.pipeline.compiler import Compiled, watch_compilations
+from tilewright.pipeline.product_ways import ProductKernels, beside_product, kernels_of
 from tilewright.report.records import Compiled as Reported
 from tilewright.report.taken import explained_steps
 from tilewright.runtime.cpu.toolchain import host_target
@@ -192,6 +195,33 @@ def recorded_pairs(path: Path, target: Target) -> Iterator[Pair]:
             yield Pair("products", name, seconds, tried["median_us"] * 1e-6)
 
 
+def recorded_convolutions(path: Path, target: Target) -> Iterator[Pair]:
+    """Ways of convolutions that `benchmarks.convolutions` timed, priced by today's model: whole sums, sums in parts and
+    over padded channels, with the kernels in front and behind."""
+    solver = Solver(target, Options())
+    for name, facts in json.loads(path.read_text())["layers"].items():
+        layer, batch = convolutions.row(name)
+        graph, kernel = convolutions.kernel_of(layer, batch)
+        known: dict[ProductWay, tuple[ProductKernels, float]] = {}
+        for label, told in facts["ways"].items():
+            if "median_us" not in told:
+                continue
+            way = convolutions.way_of(label)
+            if way not in known:
+                made = kernels_of(kernel, graph.layouts, way, graph.fresh_id())
+                assert made is not None, "it was timed"
+                known[way] = made, beside_product(made, {**graph.layouts, **made.between}, solver)
+            made, beside = known[way]
+            layouts = {**graph.layouts, **made.between}
+            try:
+                text = facts["kernels"][label]["schedule"]
+                found = solver.read_solution(made.kernels[0], layouts, text, 0.0)
+            except (ValueError, IllegalSchedule):
+                continue  # today's kernels have other classes
+            seconds = solver.scheduler.tile_seconds(found.form, found.schedule, target, solver.hints)
+            yield Pair("convolutions", f"{name} {label}", seconds + beside, told["median_us"] * 1e-6)
+
+
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """The correlation of ranks; equal values share theirs. 0 where one side is constant."""
 
@@ -265,7 +295,10 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
         "--threads", type=int, default=host_target().cores, help="as many as the model takes for granted"
     )
     parser.add_argument("--products", type=Path, help="a file of benchmarks.gemm")
-    parser.add_argument("--target", default="sm_90", help="the machine of that file")
+    parser.add_argument(
+        "--convolutions", type=Path, action="append", default=[], help="a file of benchmarks.convolutions"
+    )
+    parser.add_argument("--target", default="sm_90", help="the machine of these files")
     return parser.parse_args(given)
 
 
@@ -283,6 +316,7 @@ def main(given: Sequence[str] | None = None) -> int:
         pairs = list(timed_pairs(device, arguments.budget)) if arguments.budget > 0 else []
     other = preset(arguments.target)
     products = list(recorded_pairs(arguments.products, other)) if arguments.products else []
+    products += [p for file in arguments.convolutions for p in recorded_convolutions(file, other)]
     facts: Facts = {
         **record.provenance(arguments.threads),
         "target": target.name,

@@ -139,6 +139,9 @@ class Target:
     denormal number is made."""
     descriptors: bool = False
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
+    specialised_warps: bool = False
+    """Whether groups of warps multiply what another warp copies into shared memory, each with a share of the registers
+    that is its own (`lower.specialise`)."""
     copies_ahead: bool = False
     """Whether blocks that later steps of a loop read wait in shared memory; elsewhere they wait in registers, or are
     not loaded ahead."""
@@ -380,7 +383,7 @@ def _h200() -> Target:
     matrix = MatrixUnit((64, 256, 16), "f16", "f32", 709e12)
     units = (*_halves(matrix), _in_pieces(matrix))
     gpu = _gpu("sm_90", levels, units, cores=132, flops=60e12, special=3.7e12)
-    return dataclasses.replace(gpu, fused_attention=510e12, descriptors=True)
+    return dataclasses.replace(gpu, fused_attention=510e12, descriptors=True, specialised_warps=True)
 
 
 def _b200() -> Target:

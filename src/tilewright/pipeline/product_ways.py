@@ -127,15 +127,21 @@ def _of_way(task: ProductTask, way: ProductWay, solver: Solver, most: int) -> It
     if found is None:
         return
     layouts = {**task.layouts, **found.between}
-    first, *rest = found.kernels
-    others = [*(Kernel((op,), op.outputs) for op in found.prepare), *rest]
     try:
-        beside = sum(solver.price(k, layouts) for k in others) + GPU_MATMUL.merge_seconds * len(rest)
-        proposed = solver.proposals(first, layouts)
+        beside = beside_product(found, layouts, solver)
+        proposed = solver.proposals(found.kernels[0], layouts)
     except IllegalSchedule:
         return
     for s in proposed[:most]:
         yield Proposal(way, s, s.seconds + beside)
+
+
+def beside_product(found: ProductKernels, layouts: Mapping[Value, Layout], solver: Solver) -> float:
+    """Modelled seconds of all kernels of a way but the one that multiplies. Raises IllegalSchedule if one has no legal
+    schedule."""
+    rest = found.kernels[1:]
+    others = [*(Kernel((op,), op.outputs) for op in found.prepare), *rest]
+    return sum(solver.price(k, layouts) for k in others) + GPU_MATMUL.merge_seconds * len(rest)
 
 
 def library_way(task: ProductTask, builder: KernelBuilder) -> ReplayContestant:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.ir.graph import Graph
-from tilewright.ir.sizes import dims
 from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.options import Options
@@ -37,7 +36,7 @@ from .build import Clock, KernelBuilder
 from .place import DevicePlace
 from .prices import MeasuredCache, kernel_prices, rearranged
 from .replay_trial import ReplayContestant, ReplayTrial
-from .specialised_warps import specialised_ways
+from .specialised_warps import has_known_sizes, specialised_ways
 from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]
@@ -65,7 +64,7 @@ class RegionTrial:
         where = self.builder.backend.timing_key(self.device, self.options)
         verdicts = Verdicts("attention", self.builder.decisions, self.builder.tuned, where, self.stores)
         known = {key: entry for key in found if (entry := verdicts.get(key)) is not None}
-        left = {key: pair for key, pair in found.items() if key not in known and _has_known_sizes(pair[0])}
+        left = {key: pair for key, pair in found.items() if key not in known and has_known_sizes(pair[0])}
         if not self.stores or not left:
             return known
         if not self.builder.tuned.seconds(self.options.tune_seconds):
@@ -90,10 +89,6 @@ class RegionTrial:
         covers = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
         ways = (way for _, way in specialised_ways(ours, self.builder))
         return [*map(ReplayContestant, covers), *ways]
-
-
-def _has_known_sizes(region: Region) -> bool:
-    return all(dims.static(n) is not None for v in (*region.inputs, *region.outputs) for n in v.shape)
 
 
 def choose_region_kernels(

@@ -11,6 +11,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
+from tilewright.partition.regions import Region
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
@@ -45,7 +46,7 @@ def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Sol
         return []
     found: list[tuple[Kernel, Solution]] = []
     for step in cover.steps:
-        if isinstance(step, Kernel) and not step.over and not step.lines and _has_known_sizes(step):
+        if isinstance(step, Kernel) and not step.over and not step.lines and has_known_sizes(step):
             try:
                 found += [(step, s) for s in builder.solver.specialised(step, cover.layouts)]
             except IllegalSchedule:
@@ -53,8 +54,9 @@ def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Sol
     return found
 
 
-def _has_known_sizes(kernel: Kernel) -> bool:
-    return all(dims.static(n) is not None for v in (*kernel.inputs, *kernel.outputs) for n in v.shape)
+def has_known_sizes(of: Kernel | Region) -> bool:
+    """Whether no size of what is read and made is a symbol."""
+    return all(dims.static(n) is not None for v in (*of.inputs, *of.outputs) for n in v.shape)
 
 
 def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:

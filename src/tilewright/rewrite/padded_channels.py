@@ -34,6 +34,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.tuning.rewrite_limits import PADDED_CHANNELS
 
+from .split.products import only_sum
+
 
 class PaddedProduct(NamedTuple):
     """What makes x' and w', the kernel that reads these, and how they lie."""
@@ -58,11 +60,10 @@ class _Operand:
 def pad_channels(kernel: Kernel, fresh: int) -> PaddedProduct | None:
     """`kernel` with its one sum over padded operands, which are the values number `fresh` and the next; None if it is
     no sum of products over few channels, or makes an operand itself. Counts of channels are meant for halves."""
-    ops = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
-    made = {v for op in kernel.ops for v in op.outputs}
-    if len(ops) != 1 or set(ops[0].inputs) & made or len(ops[0].inputs) != 2:
+    op = only_sum(kernel)
+    made = {v for other in kernel.ops for v in other.outputs}
+    if op is None or set(op.inputs) & made or len(op.inputs) != 2:
         return None
-    (op,) = ops
     found = _operands(op)
     if found is None:
         return None

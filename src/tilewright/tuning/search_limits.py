@@ -307,6 +307,8 @@ class SpecialisedChoices:
     """Of a thread of the warp that loads."""
     computing_registers: int = 240
     """Of a thread that computes: two warp groups, and the warp that loads, have all registers of a core."""
+    max_spilled_bytes: int = 32
+    """Of a thread: a few scalars of the loops around. A kernel that spills more is refused when it is built."""
 
 
 SPECIALISED = SpecialisedChoices()

@@ -411,6 +411,8 @@ class GpuMatmulThresholds:
     split_register_bytes: int
     piece_products: int
     warp_group_rows: int
+    warp_group_warps: int
+    max_warp_group_columns: int
     merge_bytes: int
     step_seconds: float
     reached_without_units_ratio: float

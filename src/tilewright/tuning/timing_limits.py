@@ -28,7 +28,8 @@ class TrialLimits:
     max_modelled_slowdown_ratio: float = 1.4
     """Covers that the model takes for slower than the best one by at most this factor may be faster."""
     specialised_time_ratio: float = 0.73
-    """What a loop over keys with specialised warps takes of the usual time: 864 us of 1189 (full attention, H200)."""
+    """What a loop over keys with specialised warps may take of the usual time: the best that was seen, 864 us of 1189
+    (full attention, H200, console)."""
     max_doubtful_gain_ratio: float = 4.0
     """Kernels of a region that the model sees ahead of library calls by at most this factor are timed beside them."""
     max_timed_covers: int = 3

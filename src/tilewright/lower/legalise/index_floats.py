@@ -16,8 +16,8 @@ from tilewright.ir.program import Compute, Stmt, TileProgram, Update, rewrite_bo
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import is_index
 
-MAX_EXACT = 1 << 23
-"""Integers up to here, and sums of two of them, are exact in fp32."""
+MAX_EXACT = 1 << 22
+"""Integers up to here, sums of two of them, and lanes as far behind the end of an axis are exact in fp32 (24 bits)."""
 
 
 def convert_by_axes(program: TileProgram) -> TileProgram:
@@ -57,6 +57,6 @@ def _apart(e: Expr, blocks: set[Axis]) -> Expr | None:
 
 
 def _is_small(e: Expr) -> bool:
-    """Whether an index surely lies within `MAX_EXACT`, also in lanes behind the end of its axis."""
+    """Whether an index surely lies within `MAX_EXACT`."""
     low, high = dims.int_range(e)
-    return low is not None and high is not None and -MAX_EXACT // 2 <= low and high <= MAX_EXACT // 2
+    return low is not None and high is not None and -MAX_EXACT <= low and high <= MAX_EXACT

@@ -38,14 +38,12 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.descriptors import described
 from tilewright.lower.variants import Variant, reached, variants
 from tilewright.tuning.search_limits import SPECIALISED
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .plan import STRIP_ROWS, WARPS_PER_STRIP, CopiedStore, KeyLoop, Ring, WarpPlan
 
 SPECIAL = Variant(aligned=True, wide=False)
 """The variant in which descriptors can be used."""
-
-MAX_COLUMNS = 256
-"""Of a product of a warp group."""
 
 NOWHERE = -1
 """The number of no value."""
@@ -132,8 +130,8 @@ def _tiles(program: TileProgram, rows: Axis, keys: Axis, columns: Axis) -> dict[
         )
     if order.index(rows) > min(order.index(keys), order.index(columns)):
         raise _refused("rows are not the first dimension of blocks")
-    if max(found[keys], found[columns]) > MAX_COLUMNS:
-        raise _refused(f"a product of a warp group has at most {MAX_COLUMNS} columns")
+    if max(found[keys], found[columns]) > GPU_MATMUL.max_warp_group_columns:
+        raise _refused(f"a product of a warp group has at most {GPU_MATMUL.max_warp_group_columns} columns")
     return found
 
 

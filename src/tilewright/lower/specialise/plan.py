@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import Descriptor, Dot, Load, Loop, Stmt, Store
+from tilewright.tuning.thresholds import GPU_MATMUL
 
-WARPS_PER_STRIP = 4
-"""Warps that multiply together: a warp group."""
-
-STRIP_ROWS = 64
-"""Rows of a product of a warp group."""
+WARPS_PER_STRIP = GPU_MATMUL.warp_group_warps
+STRIP_ROWS = GPU_MATMUL.warp_group_rows
+"""A strip is what a warp group multiplies at once."""
 
 HALF_BYTES, BARRIER_BYTES = 2, 16
 """Bytes of an element of an operand, and of a barrier with what aligns it."""

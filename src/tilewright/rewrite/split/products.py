@@ -35,7 +35,7 @@ def split_product(
 ) -> SplitProduct | None:
     """`kernel` with its one sum in `count` even parts, whose results are the value number `fresh`; None if it has
     another number of sums, or these have no so many even parts."""
-    op = _only_sum(kernel)
+    op = only_sum(kernel)
     cuts = [] if op is None or count < 2 else _cuts(op, count)
     if op is None or not cuts:
         return None
@@ -49,12 +49,12 @@ def split_product(
 
 def even_part_counts(kernel: Kernel, most: int) -> list[int]:
     """Numbers of even parts, powers of two up to `most`, that the sum of a kernel has."""
-    op = _only_sum(kernel)
+    op = only_sum(kernel)
     counts = [1 << n for n in range(1, most.bit_length())]
     return [] if op is None else [n for n in counts if _cuts(op, n)]
 
 
-def _only_sum(kernel: Kernel) -> Op | None:
+def only_sum(kernel: Kernel) -> Op | None:
     """The reduction of a kernel that has one."""
     found = [op for op in kernel.ops if op.expr is not None and op.expr.reduction is not None]
     return found[0] if len(found) == 1 else None

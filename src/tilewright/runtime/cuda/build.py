@@ -17,6 +17,7 @@ from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.search_limits import SPECIALISED
 
 from . import triton_compat
 from .job import Job, KernelFacts
@@ -74,6 +75,7 @@ def job_of(source: TritonSource, target: Target) -> Job:
         fusion=source.contracted,
         dialect=source.dialect,
         persistent=source.persistent,
+        max_spilled_bytes=SPECIALISED.max_spilled_bytes if source.dialect == "gluon" else None,
     )
 
 

@@ -37,6 +37,8 @@ class Job:
     """`triton`, or `gluon`."""
     persistent: bool = False
     """Whether a block goes through many grid points."""
+    max_spilled_bytes: int | None = None
+    """Of a thread, beyond which a kernel is refused; None: it may be slow, and a clock may say so."""
     local_sums: bool = True
     """Whether Triton may keep a thread's part of a sum to itself until a loop ends (a pass that refuses a few
     kernels)."""

@@ -217,6 +217,8 @@ def _facts(job: Job, built: Any) -> KernelFacts:
         registers, spills = resources(built.asm[code], data.name)
     else:
         registers, spills = (_field(built.asm[text], name) for name in ("vgpr_count", "vgpr_spill_count"))
+    if job.max_spilled_bytes is not None and (spills or 0) > job.max_spilled_bytes:
+        raise BuildError(f"{job.entry} spills {spills} bytes of a thread's registers", phase="build")
     return KernelFacts(
         entry=data.name,
         shared=data.shared,

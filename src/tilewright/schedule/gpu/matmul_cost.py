@@ -1,6 +1,6 @@
 """Modelled time of a plain product of matrices under its tiles: what they move between levels, and waves of blocks.
 
-    seconds = launch + waiting + max(terms) + loss * (sum(terms) - max(terms))
+    seconds = launch + waiting + storing + max(terms) + loss * (sum(terms) - max(terms))
     terms   = multiply, shared, L2, device, arrival, gathering, addressing, unpacking
 
     multiply = rounds * flops of a block / (rate / cores)        rounds = ceil(blocks / cores)
@@ -95,7 +95,7 @@ class PlainProduct:
         return self.counted[key]
 
     def near_bytes(self, blocks: ProductBlocks) -> int:
-        """Bytes of a block in shared memory: see `matmul.shared_bytes`."""
+        """Bytes of a block in shared memory: see `block_memory.shared_bytes`."""
         key = self._key(blocks)
         if key not in self.counted:
             self.counted[key] = shared_bytes(self.known(blocks.tiles[self.k]), blocks)
@@ -207,7 +207,7 @@ def matmul_seconds(
         model.addressing(), model.unpacking(),
     )  # fmt: skip
     loss = GPU_MATMUL.overlap_loss_ratio * (sum(terms) - max(terms))
-    return target.launch_seconds + model.waiting() + max(terms) + loss
+    return target.launch_seconds + model.waiting() + model.storing() + max(terms) + loss
 
 
 class _Model:
@@ -322,12 +322,13 @@ class _Model:
     def waiting(self) -> float:
         """A block begins and ends alone, with its first operands and its results under way; descriptors are fetched
         before anything is copied by them; without loads ahead each step waits for its own, unless threads load single
-        elements, many at once. Results leave behind the last product."""
+        elements, many at once."""
         alone = 2 + (GPU_MATMUL.descriptor_latencies if self._described() else 0)
         alone += self.steps if self.stages == 1 and not self.product.gathered else 0
-        return alone * self.target.latency * self.rounds / self._side_by_side() + self._storing()
+        return alone * self.target.latency * self.rounds / self._side_by_side()
 
-    def _storing(self) -> float:
+    def storing(self) -> float:
+        """Results leave behind the last product, with nothing beside them."""
         cache = self.target.level(MemoryKind.L2)
         form = self.product.form
         size = sum(form.params[i.param].dtype.bytes for i in form.outputs)

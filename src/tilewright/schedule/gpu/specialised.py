@@ -18,15 +18,12 @@ from tilewright.tuning.search_limits import SPECIALISED
 
 from .capacity import check_capacity
 
-HOPPER = "90"
-"""The architecture whose warp groups multiply so, as its compiler names it."""
-
 
 def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     """The same form and the same order of all that is computed, in blocks for specialised warps; none where these are
     not understood, or not had."""
     target, tiling = by.target, found.schedule.tiling
-    if target.backend != "cuda" or target.arch != HOPPER or not target.descriptors:
+    if not target.specialised_warps:
         return ()
     blocks = [c for c in tiling.classes if c.tile > 1]
     if sum(c.role is Role.GRID for c in blocks) != 1 or sum(c.role is Role.STREAMED for c in blocks) != 1:
