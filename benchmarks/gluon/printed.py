@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,39 +22,25 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import gpu_report, record
-from tilewright.errors import IllegalSchedule
 from tilewright.ir.schedule import Role
 from tilewright.schedule.gpu import scheduler as gpu
-from tilewright.schedule.solver import lower_form
+from tilewright.schedule.gpu.specialised import specialised_proposals
 
 FAULTS = RuntimeError, ValueError, TypeError, LookupError
 """What costs a row, or one of its contestants, and no other."""
-WAYS: dict[str, tuple[int, int] | None] = {"triton": None, "gluon 128x2": (128, 2), "gluon 64x4": (64, 4)}
-"""Contestant -> keys of a block and slots of the rings."""
-CHOSEN: list[tuple[int, int] | None] = [None]
+WAYS: dict[str, int] = {"triton": 0, "gluon 128": 128, "gluon 64": 64}
+"""Contestant -> keys of a block; 0: the usual text."""
+CHOSEN = [0]
 usual_best = gpu.BlockScheduler.best
 
 
 def best(self, form, by):
-    """The schedule of the way that is chosen, where the usual one can have specialised warps."""
-    found, way = usual_best(self, form, by), CHOSEN[0]
-    if way is None:
-        return found
-    classes = []
-    for c in found.schedule.tiling.classes:
-        if c.role is Role.STREAMED and c.tile > 1:
-            c = replace(c, tile=way[0])
-        if c.role is Role.GRID and c.tile > 1:
-            c = replace(c, tile=128, chunk=128)
-        classes.append(c)
-    made = found.schedule.changed(
-        classes=tuple(classes), warps=8, stages=way[1], descriptors=True, warp_specialised=True
-    )
-    try:
-        lower_form(found.form, made)
-    except (IllegalSchedule, ValueError):
-        return found
-    return replace(found, schedule=made)
+    """The proposal of the way that is chosen; the usual schedule where there is none."""
+    found, keys = usual_best(self, form, by), CHOSEN[0]
+    for proposal in specialised_proposals(found, by) if keys else ():
+        if any(c.role is Role.STREAMED and c.tile == keys for c in proposal.schedule.tiling.classes):
+            return proposal
+    return found
 
 
 gpu.BlockScheduler.best = best
@@ -133,6 +118,22 @@ class Bias(Vanilla):
         return finish(scores(q, k) + bias, v)
 
 
+class Sdpa(Vanilla):
+    """As torch has it."""
+
+    def forward(self, q, k, v):
+        """Operands [batch, heads, places, depth]."""
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class CausalSdpa(Causal):
+    """As torch has it."""
+
+    def forward(self, q, k, v):
+        """Operands [batch, heads, places, depth]."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class Gqa(Causal):
     """Heads that share keys and values."""
 
@@ -153,6 +154,10 @@ ROWS = {
     "window": (Window, FULL, H),
     "bias": (Bias, FULL, H),
     "gqa": (Gqa, FULL, H),
+    "sdpa": (Sdpa, FULL, H),
+    "sdpa causal": (CausalSdpa, FULL, H),
+    "sdpa bf16": (Sdpa, FULL, BF),
+    "sdpa 512": (Sdpa, (16, 12, 512, 64), H),
     "vanilla bf16": (Vanilla, FULL, BF),
     "vanilla d64": (Vanilla, (4, 32, 4096, 64), H),
     "causal d64": (Causal, (4, 32, 4096, 64), H),
@@ -182,7 +187,7 @@ def compiled(name, way, given):
     call = tilewright.compile(
         ROWS[name][0]().eval(), given, options={"contractions": "inside", "measure": False}
     )
-    CHOSEN[0] = None
+    CHOSEN[0] = 0
     return call
 
 

@@ -108,9 +108,9 @@ class Options:
     for its end before they touch memory. Behind other generated kernels of the same run (`own`), behind any kernel, as
     of a library or of the caller (`any`), or never (`none`)."""
 
-    specialise_warps: bool = False
+    specialise_warps: bool = True
     """On an H100 or H200, also time kernels of attention in which one warp loads for the others, printed in Gluon, and
-    take them where they are faster. On trial: few programs have run so yet."""
+    take them where they are faster."""
 
     verify: bool | Literal["results"] = False
     """Hold each kernel and library call against its meaning as it runs, in eager's types and in float64, and raise

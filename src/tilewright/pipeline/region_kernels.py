@@ -36,7 +36,14 @@ from .build import Clock, KernelBuilder
 from .place import DevicePlace
 from .prices import MeasuredCache, kernel_prices, rearranged
 from .replay_trial import ReplayContestant, ReplayTrial
-from .specialised_warps import has_known_sizes, specialised_ways
+from .specialised_warps import (
+    SpecialisedWay,
+    fastest_schedules,
+    has_known_sizes,
+    keep_schedules,
+    specialised_ways,
+    verdicts_of,
+)
 from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]
@@ -73,22 +80,44 @@ class RegionTrial:
             return known
         trial = ReplayTrial(self.builder, self.device, self.clock)
         contests = {key: self._contest(*ways(*pair)) for key, pair in left.items()}
-        contests = {key: contest for key, contest in contests.items() if trial.fits(contest)}
+        contests = {key: contest for key, contest in contests.items() if trial.fits(contest.contestants)}
         STATS.timed += len(contests)
-        for key, (library, *mine) in zip(contests, trial(list(contests.values())), strict=True):
+        times = trial([contest.contestants for contest in contests.values()])
+        for (key, contest), (library, *mine) in zip(contests.items(), times, strict=True):
             ours = min((t for t in mine if t is not None), default=None)
-            if library is not None and ours is not None:
-                what, wins = told(left[key][1].region), ours <= most * library
-                known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
-                verdicts.put(key, known[key])
+            if library is None or ours is None:
+                continue
+            what, wins = told(left[key][1].region), ours <= most * library
+            known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
+            verdicts.put(key, known[key])
+            if wins and mine[0] is not None:
+                # What won is what is built, though no time may be left by then.
+                timed = list(zip(contest.specialised, mine[1:], strict=True))
+                keep_schedules(
+                    fastest_schedules(mine[0], timed, what),
+                    verdicts_of(self.builder, where, stored=self.stores),
+                )
         return known
 
-    def _contest(self, theirs: Graph, ours: Graph) -> list[ReplayContestant]:
-        """A library's way, and ours with the usual warps and with specialised ones."""
+    def _contest(self, theirs: Graph, ours: Graph) -> _RegionContest:
         price, hints, afar = self.builder.solver.price, self.builder.hints, self.builder.solver.afar
-        covers = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
-        ways = (way for _, way in specialised_ways(ours, self.builder))
-        return [*map(ReplayContestant, covers), *ways]
+        library, usual = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
+        specialised = tuple(specialised_ways(ours, self.builder))
+        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), specialised)
+
+
+@dataclass(frozen=True, slots=True)
+class _RegionContest:
+    """A region in a library's way, and in ours with the usual warps and with specialised ones."""
+
+    library: ReplayContestant
+    usual: ReplayContestant
+    specialised: tuple[SpecialisedWay, ...]
+
+    @property
+    def contestants(self) -> list[ReplayContestant]:
+        """All ways in this order."""
+        return [self.library, self.usual, *(way.contestant for way in self.specialised)]
 
 
 def choose_region_kernels(

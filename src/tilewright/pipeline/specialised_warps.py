@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tilewright.errors import IllegalSchedule, warn_once
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
+from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
 from tilewright.partition.regions import Region
@@ -25,11 +26,22 @@ from .trial import told
 
 LOG = logging.getLogger("tilewright")
 
+KIND = "warps"
+"""The name of these decisions."""
 USUAL = ""
 """Stands for a schedule where none for specialised warps is faster."""
 
 
-def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[tuple[Solution, ReplayContestant]]:
+@dataclass(frozen=True, slots=True)
+class SpecialisedWay:
+    """A graph of which one kernel, known by its key, has specialised warps."""
+
+    key: str
+    schedule: Schedule
+    contestant: ReplayContestant
+
+
+def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[SpecialisedWay]:
     """A graph whose ops have the numbers of their kernels, in the ways in which one kernel of it has specialised
     warps."""
     count = len(_specialised(partition(graph, builder.solver.price, builder.hints), builder))
@@ -37,7 +49,23 @@ def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[tuple[Sol
         # A contestant has kernels of its own.
         cover = partition(graph, builder.solver.price, builder.hints)
         kernel, solution = _specialised(cover, builder)[number]
-        yield solution, ReplayContestant(cover, {kernel: solution.schedule})
+        contestant = ReplayContestant(cover, {kernel: solution.schedule})
+        yield SpecialisedWay(kernel_key(kernel, cover.layouts), solution.schedule, contestant)
+
+
+def fastest_schedules(
+    usual_seconds: float, timed: Sequence[tuple[SpecialisedWay, float | None]], what: str
+) -> dict[str, Entry]:
+    """By the keys of kernels of a graph that is told as `what`, the schedule with which the graph takes the least time:
+    its usual one, unless another is clearly faster."""
+    found: dict[str, Entry] = {}
+    for key in dict.fromkeys(way.key for way, _ in timed):
+        ways = ((t, str(way.schedule)) for way, t in timed if way.key == key and t is not None)
+        best = min(ways, default=(usual_seconds, USUAL))
+        faster = best[0] <= PRODUCTS.max_preferred_ratio * usual_seconds
+        seconds, text = best if faster else (usual_seconds, USUAL)
+        found[key] = {"what": what, "schedule": text, "seconds": seconds, "usual_seconds": usual_seconds}
+    return found
 
 
 def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Solution]]:
@@ -63,7 +91,7 @@ def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock
     """Tell the solver of the `builder` for which kernels of a cover specialised warps are faster: as a clock says now,
     or has said before on such a device."""
     solver, seconds = builder.solver, _seconds(builder)
-    verdicts = Verdicts("warps", builder.decisions, builder.tuned, where, seconds > 0)
+    verdicts = verdicts_of(builder, where, stored=seconds > 0)
     tasks = {kernel_key(k, cover.layouts): k for k, _ in _specialised(cover, builder)}
     known = {key: entry for key in tasks if (entry := verdicts.get(key)) is not None}
     left = {key: _alone(k, cover) for key, k in tasks.items() if key not in known}
@@ -83,6 +111,11 @@ def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock
             warn_once(f"a schedule that was measured before is not taken for {entry['what']}: {wrong}")
             continue
         solver.prefer(kernel, solution)
+
+
+def verdicts_of(builder: KernelBuilder, where: str, *, stored: bool) -> Verdicts:
+    """What is known of kernels that may have specialised warps."""
+    return Verdicts(KIND, builder.decisions, builder.tuned, where, stored)
 
 
 def _seconds(builder: KernelBuilder) -> float:
@@ -107,16 +140,20 @@ def _timed(
         key: ReplayContestant(partition(g, builder.solver.price, builder.hints)) for key, g in graphs.items()
     }
     asked = [key for key in graphs if ways[key] and trial.fits([usual[key]])]
-    contests = [[usual[key], *(way for _, way in ways[key])] for key in asked]
+    contests = [[usual[key], *(way.contestant for way in ways[key])] for key in asked]
     STATS.timed += len(contests)
     found: dict[str, Entry] = {}
     for key, (first, *others) in zip(asked, trial(contests), strict=True):
-        if first is None:
-            continue
-        timed = [(t, str(s.schedule)) for t, (s, _) in zip(others, ways[key], strict=True) if t is not None]
-        best = min(timed, default=(first, USUAL))
-        seconds, text = best if best[0] <= PRODUCTS.max_preferred_ratio * first else (first, USUAL)
-        found[key] = {"what": told(graphs[key]), "schedule": text, "seconds": seconds, "usual_seconds": first}
-        verdicts.put(key, found[key])
-        LOG.info("%s: %.3g us, %.3g us with usual warps", found[key]["what"], 1e6 * seconds, 1e6 * first)
+        if first is not None:
+            alone = [(replace(way, key=key), t) for way, t in zip(ways[key], others, strict=True)]
+            found |= fastest_schedules(first, alone, told(graphs[key]))
+    keep_schedules(found, verdicts)
     return found
+
+
+def keep_schedules(found: dict[str, Entry], verdicts: Verdicts) -> None:
+    """Keep what a clock said, for `choose_warps`."""
+    for key, entry in found.items():
+        verdicts.put(key, entry)
+        seconds, usual = (1e6 * float(str(entry[name])) for name in ("seconds", "usual_seconds"))
+        LOG.info("%s: %.3g us, %.3g us with usual warps", entry["what"], seconds, usual)

@@ -134,6 +134,13 @@ class Solver:
         self.preferred_as_laid.clear()
         self.lowered.clear()
 
+    def forget_preferred(self, kernel: Kernel) -> bool:
+        """From now on, solve kernels equal to this one as the model prefers. Whether something else was preferred."""
+        found = self.preferred.pop(kernel_key(replace(kernel, over=(), lines=()), {}), None)
+        self.preferred_as_laid.clear()
+        self.lowered.clear()
+        return found is not None
+
     def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object.
 

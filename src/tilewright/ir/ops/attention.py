@@ -62,11 +62,11 @@ def _admit(s: Expr, m: Expr) -> Expr:
 
 
 def _product(b: Builder, weights: Value, v: Value, q: Value) -> Value:
-    """Weights times v, over the keys."""
-    acc = weights.dtype
+    """Weights times v, over the keys, in the accumulation type."""
+    acc = q.dtype.compute
     axes, r = output_axes((*weights.shape[:-1], v.shape[-1])), Axis("r0", weights.shape[-1])
     i = [position(a) for a in axes]
-    left = read(0, [*i[:-1], position(r)], acc)
+    left = cast(read(0, [*i[:-1], position(r)], weights.dtype), acc)
     right = cast(read(1, [*_lead(v, i, q), position(r), i[-1]], v.dtype), acc)
     (out,) = b.emit(
         "attend", (weights, v), TensorExpr(axes, (call("mul", left, right),), (r,), reduction.sum_(acc))
@@ -84,21 +84,24 @@ def attention(
         depth = dims.static(q.shape[-1])
         scale = const(1 / math.sqrt(depth), acc) if depth else call("rsqrt", cast(q.shape[-1], acc))
     scores = _masked(b, _scores(b, q, k, scale), mask, causal)
-    weights, top, total = _weights(b, scores, -1, may_be_empty=mask is not None)
-    out = _product(b, weights, v, q)
+    powers, top, total, divisor = _powers(b, scores, -1, may_be_empty=mask is not None)
+    # The fused kernels of torch multiply powers of the type of the operands, and divide behind the product.
+    weights = pointwise(b, "narrow", lambda e: narrow(e, q.dtype), powers)
+    out = pointwise(b, "softmax", lambda e, s: call("div", e, s), _product(b, weights, v, q), divisor)
     log_total = pointwise(b, "logsumexp", lambda s, m: call("add", call("log", s), m), total, top)
     return pointwise(b, "narrow", lambda e: narrow(e, q.dtype), out), log_total
 
 
-def _weights(b: Builder, scores: Value, dim: int, may_be_empty: bool) -> tuple[Value, Value, Value]:
-    """(softmax along `dim`, maximum, sum of exp(score - maximum)), in the accumulation type. A row of -inf, if there
-    may be one, gives weights 0: its maximum is taken as 0 and its sum as 1, so that elements need no condition."""
+def _powers(b: Builder, scores: Value, dim: int, may_be_empty: bool) -> tuple[Value, Value, Value, Value]:
+    """(exp(score - maximum), maximum, their sum along `dim`, what makes a softmax of them), in the accumulation type.
+    A row of -inf, if there may be one, has powers 0: its maximum is taken as 0 and its sum is divided by as 1, so that
+    elements need no condition."""
     top = amax(b, scores, [dim], True)
     shift = pointwise(b, "shift", _finite, top) if may_be_empty else top
     powers = pointwise(b, "exp", lambda s, m: call("exp", call("sub", wide(s), wide(m))), scores, shift)
     total = accumulated(b, powers, [dim], True)
     divisor = pointwise(b, "divisor", _positive, total) if may_be_empty else total
-    return pointwise(b, "softmax", lambda e, s: call("div", e, s), powers, divisor), top, total
+    return powers, top, total, divisor
 
 
 def _finite(m: Expr) -> Expr:
@@ -111,5 +114,6 @@ def _positive(s: Expr) -> Expr:
 
 def safe_softmax(b: Builder, x: Value, dim: int) -> Value:
     """Softmax along `dim` whose rows of -inf give 0."""
-    weights, _, _ = _weights(b, x, dim, may_be_empty=True)
+    powers, _, _, divisor = _powers(b, x, dim, may_be_empty=True)
+    weights = pointwise(b, "softmax", lambda e, s: call("div", e, s), powers, divisor)
     return pointwise(b, "narrow", lambda e: narrow(e, x.dtype), weights)

@@ -13,7 +13,7 @@ from torch._dispatch.python import no_python_dispatcher
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.gluon.kernel import emit_kernel
 from tilewright.emit.triton.kernel import TritonSource
-from tilewright.errors import KernelRefused, SharedMemoryExceeded
+from tilewright.errors import KernelRefused, SharedMemoryExceeded, warn_once
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Loop
 from tilewright.ir.kernel import Scheduled
@@ -109,7 +109,10 @@ class CudaBackend:
                 of = {kernel_key(*step): step for step in kernels_behind(steps, scheduled, behind)}
                 tries.update(list(of))
                 named = name_refused(refused, steps, scheduled, behind)
-                if builder.given or not _shrink_shared_memory(
+                forgotten = [k for k, _ in of.values() if not builder.given and solver.forget_preferred(k)]
+                if forgotten:
+                    warn_once(f"a schedule that was measured before is not taken: {named}")
+                elif builder.given or not _shrink_shared_memory(
                     solver, of, tries, refused, isinstance(named, RefusedKernels)
                 ):
                     raise named from refused
