@@ -23,7 +23,13 @@ from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.phases import PHASES
 from tilewright.pipeline.region_kernels import _is_near
-from tilewright.pipeline.specialised_warps import choose_warps, specialised_ways
+from tilewright.pipeline.specialised_warps import (
+    choose_warps,
+    fastest_schedules,
+    keep_schedules,
+    specialised_ways,
+    verdicts_of,
+)
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore
@@ -56,7 +62,7 @@ def builder(options: Options, store: ContentStore | None = None) -> KernelBuilde
 
 def cover_of(made: KernelBuilder, dynamic: Sequence[int] = ()) -> Cover:
     x = torch.randn(64, 256)
-    graph = normalise(from_fx(trace(Function(lambda x: torch.softmax(x, -1)), (x,), [dynamic]).gm))
+    graph = normalise(from_fx(trace(Function(lambda x: x * 2 + 1), (x,), [dynamic]).gm))
     return partition(graph, made.solver.price, made.hints)
 
 
@@ -77,7 +83,7 @@ def scheduled(made: KernelBuilder, cover: Cover) -> Scheduled:
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.7), True), ((1.0, 0.995), False), ((1.0, 1.5), False)])
 def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
-    made = builder(Options(specialise_warps=True))
+    made = builder(Options())
     cover = cover_of(made)
     choose_warps(cover, made, "cpu", clock_of(*times), "here")
     assert ("min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)) == taken
@@ -85,7 +91,7 @@ def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
 
 @pytest.mark.parametrize("times", [(1.0, 0.7), (1.0, 1.5)], ids=["taken", "left"])
 def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
-    options = Options(specialise_warps=True)
+    options = Options()
     store = ContentStore(tmp_path)
     first = builder(options, store)
     choose_warps(cover_of(first), first, "cpu", clock_of(*times), "here")
@@ -98,22 +104,45 @@ def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
 
 
 def test_without_time_nothing_is_asked() -> None:
-    made = builder(Options(specialise_warps=True, tune_seconds=0))
+    made = builder(Options(tune_seconds=0))
     cover = cover_of(made)
     choose_warps(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
 def test_who_does_not_ask_for_them_has_none() -> None:
-    made = builder(Options())
+    made = builder(Options(specialise_warps=False))
     cover = cover_of(made)
     assert not list(specialised_ways(cover.graph, made))
     choose_warps(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
+def test_each_kernel_of_a_region_has_the_schedule_that_is_fastest() -> None:
+    """All ways of the region were timed beside its usual one, each with one other kernel."""
+    made = builder(Options())
+    cover = cover_of(made)
+    (way,) = specialised_ways(cover.graph, made)
+    slow, other = replace(way, schedule=way.schedule.changed(warps=2)), replace(way, key="other")
+    found = fastest_schedules(1.0, [(way, 0.6), (slow, 0.7), (other, 0.995)], "a region")
+    assert found[way.key]["schedule"] == str(way.schedule) and found[way.key]["seconds"] == 0.6
+    assert found["other"]["schedule"] == "" and found["other"]["usual_seconds"] == 1.0
+    keep_schedules(found, verdicts_of(made, "here", stored=True))
+    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert "min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)
+
+
+def test_what_is_not_built_is_not_preferred_any_more() -> None:
+    made = builder(Options())
+    cover = cover_of(made)
+    choose_warps(cover, made, "cpu", clock_of(1.0, 0.7), "here")
+    (kernel,) = (s for s in cover.steps if isinstance(s, Kernel))
+    assert made.solver.forget_preferred(kernel) and not made.solver.forget_preferred(kernel)
+    assert "min_bytes" not in str(scheduled(made, cover).schedule)
+
+
 def test_sizes_that_are_not_known_are_left() -> None:
-    made = builder(Options(specialise_warps=True))
+    made = builder(Options())
     cover = cover_of(made, (0,))
     assert not list(specialised_ways(cover.graph, made))
     choose_warps(cover, made, "cpu", clock_of(), "here")
@@ -140,7 +169,7 @@ def test_attention_is_timed_that_may_have_specialised_warps(
     """The model knows how much the usual warps take."""
     monkeypatch.undo()
     (region,) = compiled(attention(CHANGES["full"]), [torch.zeros(1, 64, 256, 64, dtype=dtype)] * 3).regions
-    target, options = preset("sm_90"), Options(specialise_warps=True)
+    target, options = preset("sm_90"), Options()
     decisions = Decisions(target, ContentStore(None), options, {})
     made = KernelBuilder(in_silence, BACKENDS["cuda"], Solver(target, options), decisions)
     assert _is_near(replace(region, seconds=seconds, library=1.0), made) == near

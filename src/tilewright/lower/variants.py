@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
+from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, transform, walk
 from tilewright.ir.program import (
     Branch,
     Buffer,
@@ -103,6 +103,7 @@ def reach(program: TileProgram) -> tuple[Expr, ...] | None:
 
 def _end(e: Expr, side: int) -> Expr | None:
     """The largest (`side` 1) or smallest (0) value of an index expression, over symbols only; None if not known."""
+    e = transform(e, _without_sign)
     for _ in range(FACTS.max_loop_levels):
         if not axes_of(e):
             return e
@@ -111,6 +112,13 @@ def _end(e: Expr, side: int) -> Expr | None:
             return None
         e = found
     return None
+
+
+def _without_sign(e: Expr) -> Expr | None:
+    """|a| = max(a, -a), for an index."""
+    if e.op != "abs" or e.dtype is not i64:
+        return None
+    return dims.maximum(e.args[0], dims.mul(e.args[0], dims.integer(-1)))
 
 
 def _without_negative(e: Expr) -> Expr:

@@ -12,9 +12,11 @@ import torch
 from tests.support.triton.absent_gpu import compiled
 from tests.support.triton.specialised import CHANGES, attention, specialised
 from torch import Tensor
+from torch.nn import functional as F
 
 from tilewright.errors import IllegalSchedule
 from tilewright.interp.program import run_program
+from tilewright.ir.dtype import f16
 from tilewright.ir.program import Dot, Load, Loop, Stmt, TileProgram, Update, rewrite_body
 from tilewright.ir.text.schedule import parse
 from tilewright.lower.specialise.analyse import specialise
@@ -50,6 +52,29 @@ def test_attention_is_understood(change: str) -> None:
     for k in plan.loops:
         assert all(not isinstance(s, Dot) for s in (*k.between, *k.rescale))
         assert len(k.rescale) == (k.results is not None and change != "soft cap")
+
+
+def test_a_distance_without_sign_is_no_wide_number() -> None:
+    """|i - j| is at most as large as i or j: indices stay within 32 bits, which descriptors need."""
+
+    def near(s: Tensor, heads: int) -> Tensor:
+        i = torch.arange(s.shape[-1])
+        return s - 0.1 * (i[None, :] - i[:, None]).abs().float()
+
+    program, _ = specialised(attention(near), heads(512))
+    assert specialise(program).strips == 2
+
+
+def test_what_torch_attends_to_is_understood() -> None:
+    """Weights of halves, and a division behind the product: nothing else than attention that is written out."""
+    for causal in (False, True):
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        plan = specialise(specialised(attend, heads(512))[0])
+        for k in plan.loops:
+            assert k.results is not None and k.results.a.dtype is k.results.b.dtype is f16
 
 
 def test_what_is_computed_of_scores_never_reads_results() -> None:
