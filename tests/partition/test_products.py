@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tilewright.ir.graph import Graph
 from tilewright.partition.products import find_products
+from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 
 
@@ -158,6 +159,30 @@ def test_siblings_do_not_wait_for_each_other() -> None:
 
 def test_products_of_singles_are_the_librarys() -> None:
     assert groups(lambda m, x: F.gelu(m.a(x)), dtype=torch.float32) == []
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_weights_that_are_one_number_are_no_operand(weight: float) -> None:
+    """Networks begin with norms whose scale is 0: folded into a convolution, its weights are."""
+    one, other = (nn.Conv2d(16, 8, 1).half() for _ in range(2))
+    nn.init.constant_(one.weight, weight)
+    module = nn.Sequential(nn.Conv2d(16, 16, 1).half(), nn.SiLU(), Branches(one, other))
+    image = torch.randn(2, 16, 8, 8).half().to(memory_format=torch.channels_last)
+    module = module.to(memory_format=torch.channels_last)
+    graph = normalise(recognise_masks(captured(module, (image,))))
+    folded = [op for op in graph.ops if op.name == "convolution" and len(op.inputs) == 1]
+    assert len(folded) == 1 and not any(op in g.region.own for g in find_products(graph) for op in folded)
+
+
+class Branches(nn.Module):
+    """The sum of two layers of one image."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x) + self.layers[1](x)
 
 
 def test_rows_may_be_unknown_but_not_what_is_summed() -> None:

@@ -138,10 +138,10 @@ class _Finder:
         if op.expr is None or not all(v.dtype.is_half for v in op.inputs):
             return False
         known = all(dims.static(a.extent) is not None for a in op.expr.reduce)
-        return known and (
-            call.reason == "contraction"
-            or (call.reason == "convolution" and all(map(self.is_of_channels, self.images(op))))
-        )
+        if call.reason == "convolution":
+            # weights that are all one number are no operand
+            return known and len(op.inputs) > 1 and all(map(self.is_of_channels, self.images(op)))
+        return known and call.reason == "contraction"
 
     def images(self, op: Op) -> tuple[Value, ...]:
         """The images of a convolution that must have their channels innermost for a kernel."""
