@@ -18,8 +18,15 @@ from torch import Tensor
 from triton.backends.nvidia.compiler import get_ptxas
 
 from tilewright.emit.gluon.kernel import emit_kernel
+from tilewright.emit.gluon.layouts import LaidExpressions
+from tilewright.emit.triton.helpers import Helpers
+from tilewright.emit.triton.index import Indices
 from tilewright.emit.triton.kernel import TritonSource
+from tilewright.emit.triton.scope import Lines, Term
 from tilewright.errors import BuildError
+from tilewright.ir.dtype import bool_, f16
+from tilewright.ir.expr import const
+from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.variants import Variant, variants
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.build import job_of
@@ -57,6 +64,14 @@ def test_a_warp_copies_what_it_needs() -> None:
     program, symbols = specialised(attention(CHANGES["full"]), heads(256, 64))
     tiles = [a.descriptor.tile for a in source(program, symbols).arguments if a.descriptor]
     assert tiles == [(1, 64, 64), (1, 64, 64), (1, 128, 64), (1, 128, 64)]
+
+
+def test_numbers_without_dimensions_have_no_layout() -> None:
+    """A language with layouts makes no block without one."""
+    program, _ = specialised(attention(CHANGES["full"]), heads(256, 64))
+    printer = LaidExpressions(specialise(program), {}, Lines(), Helpers("gl"), Indices(set()))
+    assert printer.data(const(True, bool_)).text == "gl.to_tensor(True).to(tl.int1)"
+    assert printer.spread(Term("0.5", number=True), (), f16).text == "gl.to_tensor(0.5).to(tl.float16)"
 
 
 def test_a_query_is_given_back_whatever_has_steps() -> None:

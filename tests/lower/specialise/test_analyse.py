@@ -54,6 +54,15 @@ def test_attention_is_understood(change: str) -> None:
         assert len(k.rescale) == (k.results is not None and change != "soft cap")
 
 
+@pytest.mark.parametrize(("rows", "ways"), [(64, 0), (65, 2), (256, 2)])
+def test_each_warp_group_has_rows(rows: int, ways: int) -> None:
+    q, k, v = heads(rows)[0], *heads(512)[1:]
+    device = compiled(attention(CHANGES["full"]), [q, k, v])
+    (kernel,) = device.kernels
+    solver = Solver(preset("sm_90"), Options(contractions="inside"))
+    assert len(solver.specialised(kernel.kernel, device.cover.layouts)) == ways
+
+
 def test_a_distance_without_sign_is_no_wide_number() -> None:
     """|i - j| is at most as large as i or j: indices stay within 32 bits, which descriptors need."""
 

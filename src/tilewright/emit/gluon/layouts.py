@@ -84,6 +84,10 @@ class LaidExpressions(Expressions):
         text = f"gl.full({self.shape(wanted)}, {term.text}, {type_of(dtype)}, {self.layout(wanted)})"
         return Term(text, ATOM, wanted)
 
+    def scalar(self, number: str, type_: str) -> Term:
+        """As the base class; what has no dimensions has no layout."""
+        return Term(f"gl.to_tensor({number}).to({type_})")
+
     def _float_call(self, e: Expr, args: list[Term]) -> Term:
         if e.op == "sigmoid":  # in Triton a function of its own language
             return self.call(self.helpers.use("logistic"), args)

@@ -137,15 +137,20 @@ class Expressions:
             return term
         return Term(f"tl.multiple_of({term.text}, {[1] * len(term.dims)})", ATOM, term.dims)
 
+    def scalar(self, number: str, type_: str) -> Term:
+        """A number as a value of a type, without dimensions."""
+        return Term(f"tl.full((), {number}, {type_})")
+
     def shape(self, axes: Sequence[Axis]) -> str:
         """The shape of a block over `axes`."""
         return "[" + ", ".join(str(self.tiles[a]) for a in axes) + "]"
 
     def spread(self, term: Term, wanted: tuple[Axis, ...], dtype: DType) -> Term:
         """`term` as a block that has all of `wanted`; a number becomes a value of `dtype`."""
+        if term.number and not wanted:
+            return self.scalar(term.text, type_of(dtype))
         if term.number:
-            shape = self.shape(wanted) if wanted else "()"
-            return Term(f"tl.full({shape}, {term.text}, {type_of(dtype)})", ATOM, wanted)
+            return Term(f"tl.full({self.shape(wanted)}, {term.text}, {type_of(dtype)})", ATOM, wanted)
         if term.dims == wanted:
             return term
         return Term(f"tl.broadcast_to({self.fit(term, wanted).text}, {self.shape(wanted)})", ATOM, wanted)
@@ -236,7 +241,7 @@ class Expressions:
         value = e.value
         assert isinstance(value, (bool, int, float, Fraction))
         if e.dtype.kind is Kind.BOOL:
-            return Term(f"tl.full((), {bool(value)}, tl.int1)")
+            return self.scalar(str(bool(value)), "tl.int1")
         text = number(float(value), e.dtype.compute is f32) if e.dtype.is_float else str(int(value))
         return Term(text, UNARY if text.startswith("-") else ATOM, (), True)
 

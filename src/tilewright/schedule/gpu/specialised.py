@@ -9,6 +9,7 @@ from tilewright.errors import IllegalSchedule
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.specialise.plan import STRIP_ROWS, WARPS_PER_STRIP
@@ -26,7 +27,12 @@ def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]
     if not target.specialised_warps:
         return ()
     blocks = [c for c in tiling.classes if c.tile > 1]
-    if sum(c.role is Role.GRID for c in blocks) != 1 or sum(c.role is Role.STREAMED for c in blocks) != 1:
+    rows = [c.axis for c in blocks if c.role is Role.GRID]
+    if len(rows) != 1 or sum(c.role is Role.STREAMED for c in blocks) != 1:
+        return ()
+    # Each strip of a block must have a row.
+    count = dims.static(rows[0].extent)
+    if count is not None and count <= SPECIALISED.rows - STRIP_ROWS:
         return ()
     made: list[Solution] = []
     for keys in SPECIALISED.keys:
