@@ -24,8 +24,9 @@ GIB = 1 << 30
 Language = Literal["cpp", "triton"]
 
 
-COARSE = ("tanh",)
-"""What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh)."""
+COARSE = ("tanh", "erfc")
+"""What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh), or need ex2 and a short polynomial
+for."""
 
 QUICK = ("exp2", "log2", "erfc")
 """What NVIDIA's devices have (PTX ISA 8.0, ex2 and lg2), or need one of these and a polynomial for."""
@@ -131,7 +132,7 @@ class Target:
     """Bytes per second at which large memory is written that the system has just handed out and will take back after
     the call; 0 where freed memory is kept for the next one."""
     coarse: tuple[str, ...] = ()
-    """Functions that one instruction gives with a relative error of at most 2^-11, half a unit of float16."""
+    """Functions that few instructions give with a relative error of at most 2^-11, half a unit of float16."""
     fused_attention: float = 0.0
     """Flop/s that the usual library's fused attention reaches; 0 where it is not faster than kernels."""
     quick: tuple[str, ...] = ()

@@ -189,6 +189,7 @@ LAWS: dict[str, tuple[X, X]] = {
     "erf is odd": ((-A).of("erf"), -A.of("erf")),
     "erf of nothing": ((A * 0).of("erf"), A * 0),
     "complement of erf": (A.of("erf") + 1, (-A).of("quick_erfc")),
+    "coarse complement of erf": (A.of("erf") + 1, (-A).of("coarse_erfc")),
     "mod": (POSITIVE.of("mod", 0.5) + POSITIVE.of("floordiv", 0.5) * 0.5, POSITIVE),
 }
 

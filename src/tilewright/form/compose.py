@@ -36,6 +36,7 @@ from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.identities import CASTS, INDEX_COMPARISONS
 from tilewright.tuning.search_limits import EXPRESSIONS
 
+from .exp2 import argument_of_erfc
 from .repeated_elements import fold_repeated
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
@@ -135,6 +136,7 @@ class _Composer:
     def inline(self, body: Expr, op: Op) -> Expr:
         """Reads of values made in the kernel become their expressions; halves are computed in fp32."""
         done: dict[Expr, Expr] = {}
+        factors = _factors(body) if "erfc" in self.coarse and not self.round_halves else set[Expr]()
         for x in walk(body):
             args = tuple(done[a] for a in x.args)
             if x.op == "read":
@@ -142,6 +144,9 @@ class _Composer:
                 done[x] = self.element(op.inputs[x.value], args, op)
             else:
                 done[x] = self.widened(x, self.stepped(x, args, op))
+            inside = argument_of_erfc(done[x]) if x in factors else None
+            if inside is not None:
+                done[x] = call("coarse_erfc", inside)
         return done[body]
 
     def stepped(self, x: Expr, args: tuple[Expr, ...], op: Op) -> tuple[Expr, ...]:
@@ -245,6 +250,18 @@ def _types_before_widening(e: Expr) -> set[DType]:
     if e.op == "const":
         return set()
     return {e.args[0].dtype if e.op == "cast" else e.dtype}
+
+
+def _factors(body: Expr) -> set[Expr]:
+    """The factors of a product in half precision, whose relative errors are those of its result."""
+    found, todo = set[Expr](), [body]
+    while todo:
+        x = todo.pop()
+        if x.dtype.is_half and x.op == "mul":
+            todo += x.args
+        elif x.dtype.is_half:
+            found.add(x)
+    return found
 
 
 def _multiplies_halves(op: Op) -> bool:

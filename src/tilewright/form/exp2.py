@@ -137,15 +137,20 @@ def use_erfc(form: Form) -> Form:
     """The form with 1 + erf(x) as erfc(-x) and 1 - erf(x) as erfc(x), where they are fp32."""
 
     def visit(x: Expr) -> Expr | None:
-        if x.op not in ("add", "sub") or x.dtype is not f32:
-            return None
-        one, other = x.args if x.op == "sub" or is_const(x.args[0], 1) else x.args[::-1]
-        if not is_const(one, 1) or other.op != "erf":
-            return None
-        inside = transform(other.args[0], visit)
-        return call("quick_erfc", call("neg", inside) if x.op == "add" else inside)
+        inside = argument_of_erfc(x)
+        return None if inside is None else call("quick_erfc", transform(inside, visit))
 
     return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
+
+
+def argument_of_erfc(x: Expr) -> Expr | None:
+    """The number of which an expression is 1 - erf, in fp32; None if it is no such thing."""
+    if x.op not in ("add", "sub") or x.dtype is not f32:
+        return None
+    one, other = x.args if x.op == "sub" or is_const(x.args[0], 1) else x.args[::-1]
+    if not is_const(one, 1) or other.op != "erf":
+        return None
+    return call("neg", other.args[0]) if x.op == "add" else other.args[0]
 
 
 def _rewritten(item: Item, visit: Callable[[Expr], Expr | None]) -> Item:

@@ -352,7 +352,8 @@ _KNOWN: dict[str, Callable[..., Array]] = {
     "sign": _rounded(lambda v: (v > 0).astype(np.float64) - (v < 0)), "atan2": _tag("atan2", np.arctan2),
     "close_exp": _exp, "close_div": _divide,
     "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
-    "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
+    "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "coarse_erfc": lambda a: _subtract(ONE, _ERF(a)),
+    "tanh": _TANH, "coarse_tanh": _TANH,
 }  # fmt: skip
 _OPAQUE = [n for n in OF_FLOATS if n not in _KNOWN and SCALARS[n].result == "same"]
 _OPS = _KNOWN | {name: _tag(name, OF_FLOATS[name]) for name in _OPAQUE}

@@ -141,6 +141,7 @@ SCALARS: dict[str, Scalar] = {
         for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
     },
     "coarse_tanh": Scalar(1, cost=12),
+    "coarse_erfc": Scalar(1, cost=8),
     "close_exp": Scalar(1, cost=12),
     "close_div": Scalar(2, cost=8),
     **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc")},
@@ -152,7 +153,8 @@ SCALARS: dict[str, Scalar] = {
 """Every scalar operation. Printers call a function of the same name, so no printer keeps a table of its own.
 
 A `coarse_` function has a relative error of at most 2^-11, what rounding to float16 makes; it stands where the program
-has a result in half precision, on machines that have it as one instruction.
+has a result in half precision, on machines that have it as one instruction or nearly so. That of `coarse_erfc`, in the
+place of 1 +- erf as a factor of such a result, is 2^-15, and where it is below 2^-17 its absolute error is 2^-31.
 
 A `quick_` function stands where a kernel folds exponentials of products of halves: its absolute error (of a logarithm)
 or relative one (of a power) is at most 2^-21, and a power below the smallest normal number is 0. `quick_erfc`, in the

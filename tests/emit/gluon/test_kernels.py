@@ -24,7 +24,7 @@ from tilewright.emit.triton.index import Indices
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.emit.triton.scope import Lines, Term
 from tilewright.errors import BuildError
-from tilewright.ir.dtype import bool_, f16
+from tilewright.ir.dtype import bool_, f32
 from tilewright.ir.expr import const
 from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.variants import Variant, variants
@@ -71,7 +71,7 @@ def test_numbers_without_dimensions_have_no_layout() -> None:
     program, _ = specialised(attention(CHANGES["full"]), heads(256, 64))
     printer = LaidExpressions(specialise(program), {}, Lines(), Helpers("gl"), Indices(set()))
     assert printer.data(const(True, bool_)).text == "gl.to_tensor(True).to(tl.int1)"
-    assert printer.spread(Term("0.5", number=True), (), f16).text == "gl.to_tensor(0.5).to(tl.float16)"
+    assert printer.spread(Term("0.5", number=True), (), f32).text == "gl.to_tensor(0.5).to(tl.float32)"
 
 
 def test_a_query_is_given_back_whatever_has_steps() -> None:
