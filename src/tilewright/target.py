@@ -28,8 +28,8 @@ COARSE = ("tanh", "erfc")
 """What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh), or need ex2 and a short polynomial
 for."""
 
-QUICK = ("exp2", "log2", "erfc")
-"""What NVIDIA's devices have (PTX ISA 8.0, ex2 and lg2), or need one of these and a polynomial for."""
+QUICK = ("exp2", "log2", "erfc", "tanh")
+"""What NVIDIA's devices have (PTX ISA 8.0: ex2, lg2, rcp), or need these and a polynomial for."""
 
 
 class MemoryKind(IntEnum):

@@ -58,7 +58,7 @@ def _terms(x: Expr, factor: float) -> list[tuple[Expr, float]]:
         return _terms(x.args[0], factor) + _terms(x.args[1], sign * factor)
     if x.op == "neg":
         return _terms(x.args[0], -factor)
-    known = _factor(x)
+    known = constant_factor(x)
     return [(x, factor)] if known is None else _terms(known[0], factor * known[1])
 
 
@@ -73,7 +73,7 @@ def _total(terms: list[Expr]) -> Expr:
     return result
 
 
-def _factor(x: Expr) -> tuple[Expr, float] | None:
+def constant_factor(x: Expr) -> tuple[Expr, float] | None:
     """What a finite constant multiplies, and the constant."""
     if x.op != "mul" or not x.dtype.is_float:
         return None
@@ -88,7 +88,11 @@ def unscale_maxima(form: Form) -> Form:
     items = [replace(i, body=tuple(_outward(b) for b in i.body)) for i in form.items]
     scales: dict[int, float] = {}
     for k, i in enumerate(items):
-        found = _factor(i.body[0]) if i.reduction is not None and i.reduction.combiner == "maximum" else None
+        found = (
+            constant_factor(i.body[0])
+            if i.reduction is not None and i.reduction.combiner == "maximum"
+            else None
+        )
         if found is not None and found[1] > 0 and len(i.body) == 1 and axes_of(found[0]):
             scales[i.id] = found[1]
             items[k] = replace(i, body=(found[0],))
@@ -108,13 +112,7 @@ def unscale_maxima(form: Form) -> Form:
 def use_log2(form: Form) -> Form:
     """The form with the logarithms that are terms of sums beside products of halves as quick ones: an absolute error
     far below what rounds the other term."""
-    products = {
-        i.id
-        for i in form.folds.values()
-        if i.halves is not None
-        and product_sides(i) is not None
-        and any(stored_half(f, form.params) for f in factors(i.body[0]))
-    }
+    products = products_of_halves(form)
 
     def rounded(x: Expr) -> bool:
         return any(y.op == "value" and isinstance(y.value, tuple) and y.value[0] in products for y in walk(x))
@@ -131,6 +129,17 @@ def use_log2(form: Form) -> Form:
         return rebuild(x, found)
 
     return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
+
+
+def products_of_halves(form: Form) -> set[int]:
+    """The numbers of the folds that are products of matrices, one of which lies in memory as halves."""
+    return {
+        i.id
+        for i in form.folds.values()
+        if i.halves is not None
+        and product_sides(i) is not None
+        and any(stored_half(f, form.params) for f in factors(i.body[0]))
+    }
 
 
 def use_erfc(form: Form) -> Form:
@@ -181,7 +190,7 @@ def _outward(e: Expr) -> Expr:
 def _pulled(x: Expr) -> Expr:
     condition, yes, no = x.args
     for side, other in ((yes, no), (no, yes)):
-        found = _factor(side)
+        found = constant_factor(side)
         if (
             found is not None
             and found[1] > 0
@@ -194,7 +203,7 @@ def _pulled(x: Expr) -> Expr:
 
 
 def _compared(x: Expr) -> Expr:
-    found = _factor(x.args[0])
+    found = constant_factor(x.args[0])
     if found is not None and found[1] > 0 and x.args[1].op == "const" and x.args[1].value in _INFINITE:
         return call("eq", found[0], x.args[1])
     return x

@@ -17,6 +17,7 @@ from .lane_softmax import in_accesses
 from .products.mixed_heads import write_out_mixtures
 from .products.part_sums import in_part_sums
 from .products.unit_row import with_unit_row
+from .quick_tanh import use_quick_tanh
 from .row_parts import in_row_parts
 from .sides.join_narrow import join_narrow
 from .sides.join_words import join_words
@@ -41,6 +42,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "unroll_sums": lambda form, target, hints, numbers: unroll_sums(form, numbers),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
+    "use_quick_tanh": lambda form, target, hints, numbers: use_quick_tanh(form),
     "walk_sums": lambda form, target, hints, numbers: walk_sums(form, numbers),
     "write_out_mixtures": lambda form, target, hints, numbers: write_out_mixtures(form),
     "with_companions": lambda form, target, hints, numbers: with_companions(form),

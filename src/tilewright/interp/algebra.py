@@ -246,7 +246,7 @@ OF_FLOATS: dict[str, Callable[..., object]] = _COMPARE | {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "tanh": np.tanh, "coarse_tanh": np.tanh, "sigmoid": _sigmoid,
     "close_exp": np.exp, "close_div": np.divide,
-    "quick_exp2": np.exp2, "quick_log2": np.log2, "quick_erfc": _real(math.erfc),
+    "quick_exp2": np.exp2, "quick_log2": np.log2, "quick_erfc": _real(math.erfc), "quick_tanh": np.tanh,
     "coarse_erfc": _real(math.erfc),
     "erf": _real(math.erf), "erfc": _real(math.erfc),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,

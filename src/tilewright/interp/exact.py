@@ -353,7 +353,7 @@ _KNOWN: dict[str, Callable[..., Array]] = {
     "close_exp": _exp, "close_div": _divide,
     "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
     "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "coarse_erfc": lambda a: _subtract(ONE, _ERF(a)),
-    "tanh": _TANH, "coarse_tanh": _TANH,
+    "tanh": _TANH, "coarse_tanh": _TANH, "quick_tanh": _TANH,
 }  # fmt: skip
 _OPAQUE = [n for n in OF_FLOATS if n not in _KNOWN and SCALARS[n].result == "same"]
 _OPS = _KNOWN | {name: _tag(name, OF_FLOATS[name]) for name in _OPAQUE}

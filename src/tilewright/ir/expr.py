@@ -144,7 +144,7 @@ SCALARS: dict[str, Scalar] = {
     "coarse_erfc": Scalar(1, cost=8),
     "close_exp": Scalar(1, cost=12),
     "close_div": Scalar(2, cost=8),
-    **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc")},
+    **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc", "quick_tanh")},
     "fma": Scalar(3),
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
@@ -156,9 +156,10 @@ A `coarse_` function has a relative error of at most 2^-11, what rounding to flo
 has a result in half precision, on machines that have it as one instruction or nearly so. That of `coarse_erfc`, in the
 place of 1 +- erf as a factor of such a result, is 2^-15, and where it is below 2^-17 its absolute error is 2^-31.
 
-A `quick_` function stands where a kernel folds exponentials of products of halves: its absolute error (of a logarithm)
-or relative one (of a power) is at most 2^-21, and a power below the smallest normal number is 0. `quick_erfc`, in the
-place of 1 +- erf, has an absolute error of 2^-23, less than that sum has, and a relative one of 2^-16 in its tail.
+A `quick_` function stands where a kernel folds exponentials of products of halves: its absolute error (of a logarithm
+or tangent) or relative one (of a power) is at most 2^-21, and a power below the smallest normal number is 0.
+`quick_erfc`, in the place of 1 +- erf, has an absolute error of 2^-23, less than that sum has, and a relative one of
+2^-16 in its tail.
 
 `close_exp` is `exp` with a relative error of at most 2^-22 on machines where that of `exp` grows with its argument; it
 stands in kernels that read no halves, whose own rounding hides such errors. `close_div` is `div` with one rounding

@@ -244,6 +244,7 @@ class FormThresholds:
     """Rewrites of a form."""
 
     max_exponent_factors: int
+    max_tanh_factor: int
     max_packed_rows: int
     max_block_rows: int
     max_taps_at_once: int

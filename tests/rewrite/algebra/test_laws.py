@@ -154,6 +154,9 @@ REFUSED: dict[str, tuple[str, float | None, Callable[[Net], Value]]] = {
         lambda t: reduce.any_(t.b, each(t.b, "ge", lambda x, y: call("ge", x, y), t.a(), t.input(t.m, 1)), [1])),
     "a function that is not defined everywhere": (
         "function leaves maximum", 8.0, lambda t: reduce.amax(t.b, pointwise.log(t.b, t.a()), [1])),
+    "a function whose elements are read elsewhere": (
+        "function leaves maximum", 8.0,
+        lambda t: (lambda x: t.times(x, reduce.amax(t.b, x, [1], True)))(pointwise.tanh(t.b, t.a()))),
     "terms that may cancel": ("term leaves sum", 8.0,
                               lambda t: reduce.sum_(t.b, t.plus(t.a(), t.input(t.m, 1)), [1])),
     "products that may cancel": ("sum splits", 8.0, lambda t: t.matmul(t.plus(t.a(), t.input(1, t.k)), t.bb())),

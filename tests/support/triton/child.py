@@ -53,7 +53,7 @@ def _stand_in(function: Any) -> Any:
 
 QUICK = {
     "ex2.approx.ftz.f32": _stand_in(np.exp2), "lg2.approx.f32": _stand_in(np.log2),
-    "tanh.approx.f32": _stand_in(np.tanh),
+    "tanh.approx.f32": _stand_in(np.tanh), "rcp.approx.ftz.f32": _stand_in(np.reciprocal),
 }  # fmt: skip
 
 

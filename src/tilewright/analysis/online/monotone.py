@@ -13,8 +13,8 @@ from .running import Upstream
 from .terms import Expansion
 
 RISING = frozenset(
-    {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "coarse_tanh", "sigmoid", "sqrt", "erf", "atan",
-     "asinh", "sinh", "floor", "ceil", "trunc", "round"}
+    {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "coarse_tanh", "quick_tanh", "sigmoid", "sqrt",
+     "erf", "atan", "asinh", "sinh", "floor", "ceil", "trunc", "round"}
 )  # fmt: skip
 
 

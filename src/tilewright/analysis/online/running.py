@@ -181,6 +181,7 @@ _ARITHMETIC = frozenset(
         "sqrt",
         "tanh",
         "coarse_tanh",
+        "quick_tanh",
         "maximum",
     }
 )

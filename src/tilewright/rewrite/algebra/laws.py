@@ -179,10 +179,22 @@ MONOTONE = ("exp", "exp2", "tanh", "sigmoid", "erf")
 
 
 def function_leaves_extreme(d: Draft, step: Step) -> Found:
-    """Maxima and minima of a function that never falls."""
+    """Maxima and minima of a function that never falls, whose elements nobody else reads: exponentials that are less by
+    a maximum fold beside it only if it is one of what they see."""
     e = d.seen(step.body)
-    if step.simple in ("maximum", "minimum") and e.op in MONOTONE and step.has_terms:
+    extreme = step.simple in ("maximum", "minimum") and step.has_terms
+    if extreme and e.op in MONOTONE and not _is_read_by_others(d, step):
         yield _outside(d, step, e.args[0], lambda x: call(e.op, x), ())
+
+
+def _is_read_by_others(d: Draft, step: Step) -> bool:
+    """Whether other steps read the elements of a reduction, or these are a result."""
+    e, passed = step.body, set[int]()
+    while (made := d.pointwise(e)) is not None:
+        passed.add(made.id)
+        e = made.expr.at(e.args)
+    others = (s for s in d.program.steps.values() if s is not step and s.id not in passed)
+    return not passed.isdisjoint(d.program.outputs) or any(not passed.isdisjoint(s.reads) for s in others)
 
 
 def term_leaves_sum(d: Draft, step: Step) -> Found:

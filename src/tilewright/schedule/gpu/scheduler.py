@@ -105,6 +105,7 @@ def _merged(form: Form, by: Comparison) -> Solution:
     if busy:  # else memory is waited for, not exponentials
         form = by.take("in_part_sums", by.take("write_out_mixtures", form))
         form = by.take("use_log2", form) if "log2" in by.target.quick else form
+        form = by.take("use_quick_tanh", form) if "tanh" in by.target.quick else form
         form = by.take("any_as_int", by.take("unscale_maxima", form))
     plain = by.chosen(form)
     helped = by.take("with_companions", plain.form)

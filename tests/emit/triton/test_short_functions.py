@@ -1,4 +1,4 @@
-"""1 - erf as kernels have it: how close it is, and what becomes of it far away."""
+"""Functions of a few instructions: how close they are, and what becomes of them far away."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def test_the_coarse_one_errs_less_than_a_rounding_to_halves(tmp_path: Path) -> N
     usual = right >= SMALL
     assert np.abs(made / right - 1)[usual].max() < 2.0**-15
     assert np.abs(made - right)[~usual].max() < 2.0**-31 and (~usual).any()
+
+
+def test_the_quick_tangent_has_a_small_absolute_error(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(0, 2, COUNT).astype(np.float32)
+    assert np.abs(run("quick_tanh", x, tmp_path) - np.tanh(x.astype(np.float64))).max() < 2.0**-21
+    far = np.array([40, 1e38, np.inf, -40, -1e38, -np.inf, 0, np.nan], np.float32)
+    np.testing.assert_array_equal(run("quick_tanh", far, tmp_path), [1, 1, 1, -1, -1, -1, 0, np.nan])
 
 
 @pytest.mark.parametrize("op", ["quick_erfc", "coarse_erfc"])
