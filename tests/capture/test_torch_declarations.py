@@ -167,3 +167,17 @@ def test_unbatched_and_named_pads_are_declared() -> None:
         fake = mode.from_tensor(x)
         assert torch.ops.aten.reflection_pad2d(fake, [1, 1, 2, 2]).shape == (3, 10, 7)
         assert torch.ops.aten.replication_pad2d(self=fake, padding=[1, 1, 2, 2]).stride() == (70, 7, 1)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_upsampling_of_no_images_is_declared(mode: str, dims: int) -> None:
+    """Seen with torch 2.13: the check of a batch without images raised a TypeError."""
+    x = torch.empty((0, 3, *[4] * dims), requires_grad=True)
+    y = torch.compile(
+        lambda x: nn.functional.interpolate(x + 1, scale_factor=2.0, mode=mode), backend="tilewright"
+    )(x)
+    assert y.shape == (0, 3, *[8] * dims)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape

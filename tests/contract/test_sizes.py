@@ -97,6 +97,18 @@ def test_sizes_zero_and_one_share_the_graph_when_asked() -> None:
     assert graphs["oblivious"] == 1
 
 
+def test_what_is_traced_for_size_zero_serves_no_other() -> None:
+    """Torch loses the guard of a size that it takes for positive, and that the trace fixes at 0."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(x.shape[0], x.shape[0] + 1), torch.linspace(0, 1, x.shape[0])
+
+    compiled = tilewright.compile(program, dims="oblivious")
+    for n in (3, 4, 1, 0, 7, 0, 4):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
 def test_ranges_and_names_are_checked() -> None:
     compiled = tilewright.compile(lambda x, y: x + y, dims={"x": {0: ("n", 2, 8)}, "y": {0: "n"}})
     compiled(torch.ones(4), torch.ones(4))

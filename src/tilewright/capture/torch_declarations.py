@@ -135,6 +135,27 @@ def in_memory_format(usual: Callable[..., Tensor], place: int) -> Callable[..., 
     return declared
 
 
+_NEAREST: tuple[OpOverload, ...] = tuple(
+    getattr(_aten, f"{name}{k}d").default
+    for name in ("upsample_nearest", "_upsample_nearest_exact")
+    for k in (1, 2, 3)
+)
+
+
+def also_of_no_images(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The declaration `usual` of an upsampling for a batch without images, too: there torch 2.13 asks a number where
+    it takes a bool alone. It is that of one image, without it."""
+
+    @functools.wraps(usual)
+    def declared(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        if type(x.shape[0]) is not int or x.shape[0] != 0:  # of a symbol nothing is asked
+            return usual(x, *rest, **named)
+        y = usual(x.new_empty((1, *x.shape[1:])), *rest, **named)
+        return y.new_empty((0, *y.shape[1:]))
+
+    return declared
+
+
 _freely: ContextVar[bool] = ContextVar("freely", default=False)
 _select_kernel = torch._C._select_conv_backend
 """Which of its kernels torch takes for a convolution."""
@@ -168,6 +189,8 @@ def correct_declarations() -> None:
     for place, pads in enumerate((_PADS, _PADS_BACKWARD)):
         for op in pads:
             _declare(op, functools.partial(in_memory_format, place=place))
+    for op in _NEAREST:
+        _declare(op, also_of_no_images)
     if not COUNTS_FROM_THE_END:
         _correct_norms()
     FakeTensorMode.cache_clear()  # another backend may have asked before

@@ -320,7 +320,7 @@ class ProgramBuilder:
         host_function = None if surely else lookup_host(entry.domain, entry.name)
         at_host = [v for i, v in enumerate(vals) if v is not None and i in entry.host]
         reads = any(v.kind is ValueKind.TENSOR for v in at_host)
-        if reads or entry.reads_data:
+        if reads or entry.reads_data(keywords):
             self.context.data_dependent.append(label)
         ins: list[int] = []
         converts: list[Convert | None] = []

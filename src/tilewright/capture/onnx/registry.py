@@ -8,7 +8,7 @@ the node names), `device` (where a tensor without tensor inputs is made), `opset
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar, Unpack
 
@@ -16,6 +16,8 @@ from tilewright.capture.onnx.values.run import Host, Value
 
 OpFunction = Callable[..., "Value | tuple[Value, ...]"]
 HostFunction = Callable[..., "Host | tuple[Host, ...] | None"]
+ReadsData = Callable[[Mapping[str, object]], bool]
+"""Whether an operator with these attributes reads data."""
 _F = TypeVar("_F", bound=Callable[..., object])
 
 EXTRAS = frozenset({"outputs", "device", "opset"})
@@ -32,7 +34,8 @@ class OpDef:
     names: keyword-only parameters of the function; attributes outside them are refused.
     gives_host: the result is a host value even for tensor inputs.
     view: the function takes inputs of any strides (see `order_strides`).
-    reads_data: control flow inside the function depends on data, so it cannot be exported.
+    reads_data: whether control flow inside the function depends on data, so that it cannot be exported; asked with
+        the attributes that the node gives.
     required: attributes without a default; least, most: how many inputs (most None: any number).
     """
 
@@ -47,7 +50,7 @@ class OpDef:
     names: frozenset[str]
     gives_host: bool
     view: bool
-    reads_data: bool
+    reads_data: ReadsData
     required: frozenset[str]
     least: int
     most: int | None
@@ -66,7 +69,7 @@ class Traits(TypedDict, total=False):
     pure: bool
     gives_host: bool
     view: bool
-    reads_data: bool
+    reads_data: bool | ReadsData
 
 
 def op(name: str, *, since: int = 1, domain: str = "", **traits: Unpack[Traits]) -> Callable[[_F], _F]:
@@ -76,6 +79,7 @@ def op(name: str, *, since: int = 1, domain: str = "", **traits: Unpack[Traits])
         parameters = list(inspect.signature(function).parameters.values())
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
         places = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        reads = traits.get("reads_data", False)
         variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         entry = OpDef(
             domain=domain,
@@ -89,7 +93,7 @@ def op(name: str, *, since: int = 1, domain: str = "", **traits: Unpack[Traits])
             names=frozenset(p.name for p in keywords),
             gives_host=traits.get("gives_host", False),
             view=traits.get("view", False),
-            reads_data=traits.get("reads_data", False),
+            reads_data=reads if callable(reads) else lambda _: reads,
             required=frozenset(p.name for p in keywords if p.default is p.empty) - EXTRAS,
             least=sum(p.default is p.empty for p in places) + (1 if variadic else 0),
             most=None if variadic else len(places),

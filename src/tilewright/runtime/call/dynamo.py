@@ -221,8 +221,9 @@ class TracedWay(ReportsOfParts):
         example = example_of(args, kwargs)
         if example not in self.examples and len(self.examples) < GRAPHS.max_short_ways:
             self.examples.append(example)
-        marked = mark_dynamic(self.naming.place_of(given), self.oblivious)
-        with self._settings(self.oblivious), marked, _without_torchs_stacks():
+        oblivious = self.oblivious and not _has_empty(args, kwargs)
+        marked = mark_dynamic(self.naming.place_of(given), oblivious)
+        with self._settings(oblivious), marked, _without_torchs_stacks():
             try:
                 return self._compiled(*args, **kwargs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -325,6 +326,12 @@ class TracedWay(ReportsOfParts):
         if before is not None:
             around.watch(before.versions.values())
         return around if around.known else None
+
+
+def _has_empty(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether some size is 0. Torch takes the sizes that it leaves free for positive, so that it loses the guard of one
+    that a trace fixes at 0: what such a call compiles would serve other sizes too. So it is for this size alone."""
+    return any(isinstance(x, Tensor) and 0 in x.shape for x in pytree.tree_leaves((args, kwargs)))
 
 
 def _single(seen: Seen) -> tuple[Runner, Sequence[object], Sequence[object]] | None:

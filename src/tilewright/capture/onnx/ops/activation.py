@@ -68,8 +68,8 @@ def prelu(x: Tensor, slope: Tensor) -> Tensor:
 
 @op("ThresholdedRelu", since=10)
 def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """x where it exceeds alpha, else 0."""
-    return F.threshold(x, alpha, 0.0)
+    """x where it exceeds alpha, else 0: also for NaN, which exceeds nothing."""
+    return torch.where(x > alpha, x, 0.0)
 
 
 @op("Shrink", since=9)

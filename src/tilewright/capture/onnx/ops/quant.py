@@ -80,10 +80,12 @@ def dequantize(
 
 @op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """uint8 values with a scale and zero point from the range of x (which includes 0)."""
+    """uint8 values with a scale and zero point from the range of x (which includes 0).
+
+    Where all of x is 0 that range is taken as 1, as in the standard's reference: by a scale of 0 nothing divides."""
     low = torch.clamp(x.amin(), max=0.0)
     high = torch.clamp(x.amax(), min=0.0)
-    scale = (high - low) / 255.0
+    scale = torch.where(high == low, 1.0, high - low) / 255.0
     zero = torch.round((0 - low) / scale).clamp(0, 255)
     y = (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8)
     return y, scale, zero.to(torch.uint8)

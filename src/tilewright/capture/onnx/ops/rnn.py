@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +17,42 @@ from tilewright.errors import UnsupportedError
 Activation = Callable[[Tensor], Tensor]
 
 
-def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
-    a = alpha
-    plain: dict[str, Activation] = {
-        "relu": torch.relu,
-        "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid,
-        "softsign": F.softsign,
-        "softplus": F.softplus,
-        "leakyrelu": lambda x: F.leaky_relu(x, 0.01 if a is None else a),
-        "elu": lambda x: F.elu(x, 1.0 if a is None else a),
-        "thresholdedrelu": lambda x: F.threshold(x, 1.0 if a is None else a, 0.0),
-        "hardsigmoid": lambda x: (x * (0.2 if a is None else a) + (0.5 if beta is None else beta)).clamp(
-            0, 1
-        ),
-        "affine": lambda x: x * (1.0 if a is None else a) + (0.0 if beta is None else beta),
-        "scaledtanh": lambda x: torch.tanh(x * (1.0 if beta is None else beta)) * (1.0 if a is None else a),
-    }
-    found = plain.get(name.lower())
-    if found is None:
-        raise UnsupportedError(
-            f"activation {name!r}", phase="capture", op="RNN", hint="see the standard's list"
-        )
-    return found
+_ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Tensor]]] = {
+    "relu": ((), torch.relu),
+    "tanh": ((), torch.tanh),
+    "sigmoid": ((), torch.sigmoid),
+    "softsign": ((), F.softsign),
+    "softplus": ((), F.softplus),
+    "leakyrelu": ((0.01,), F.leaky_relu),
+    "elu": ((1.0,), F.elu),
+    "thresholdedrelu": ((1.0,), lambda x, alpha: torch.where(x > alpha, x, 0.0)),
+    "hardsigmoid": ((0.2, 0.5), lambda x, alpha, beta: (x * alpha + beta).clamp(0, 1)),
+    "affine": ((1.0, 0.0), lambda x, alpha, beta: x * alpha + beta),
+    "scaledtanh": ((1.0, 1.0), lambda x, alpha, beta: torch.tanh(x * beta) * alpha),
+}
+"""By name: what alpha and beta are where a node gives none, as far as there is a use for them, and the function."""
+
+
+def _activations(
+    names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[Activation, ...]:
+    """The functions of these names. Each takes the next alpha and beta only if it has a use for one: the standard
+    lets functions consume them in order, and onnxruntime reads that so."""
+    left = (iter(alphas), iter(betas))
+    made: list[Activation] = []
+    for name in names:
+        if name.lower() not in _ACTIVATIONS:
+            raise UnsupportedError(
+                f"activation {name!r}", phase="capture", op="RNN", hint="see the standard's list"
+            )
+        usual, function = _ACTIVATIONS[name.lower()]
+        numbers = tuple(next(given, number) for given, number in zip(left, usual, strict=False))
+        made.append(partial(_with_numbers, function, numbers))
+    return tuple(made)
+
+
+def _with_numbers(function: Callable[..., Tensor], numbers: tuple[float, ...], x: Tensor) -> Tensor:
+    return function(x, *numbers)
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ class Layer:
 
 
 def _layer(
-    names: Sequence[str],
+    names: tuple[str, ...],
     given: Sequence[str] | None,
     alphas: Sequence[float] | None,
     betas: Sequence[float] | None,
@@ -72,13 +86,8 @@ def _layer(
     layout: int,
 ) -> Layer:
     count = 2 if direction == "bidirectional" else 1
-    chosen = list(given) if given else list(names) * count
-    functions: list[Activation] = []
-    for i, name in enumerate(chosen):
-        alpha = alphas[i] if alphas and i < len(alphas) else None
-        beta = betas[i] if betas and i < len(betas) else None
-        functions.append(_activation(name, alpha, beta))
-    return Layer(tuple(functions), clip, direction, hidden, layout)
+    functions = _activations(given or names * count, alphas or (), betas or ())
+    return Layer(functions, clip, direction, hidden, layout)
 
 
 Held = tuple[Tensor | None, ...]

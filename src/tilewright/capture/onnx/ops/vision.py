@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -173,7 +173,12 @@ def _roi_align(
     return torch.stack(outs)
 
 
-@op("RoiAlign", since=10)
+def _points_of_each(attributes: Mapping[str, object]) -> bool:
+    """Whether the number of points depends on each region."""
+    return not attributes.get("sampling_ratio")
+
+
+@op("RoiAlign", since=10, reads_data=_points_of_each)
 def roi_align_10(
     x: Tensor,
     rois: Tensor,
@@ -189,7 +194,7 @@ def roi_align_10(
     return _roi_align(x, rois, batch, (output_height, output_width), sampling_ratio, spatial_scale, mode, 0.0)
 
 
-@op("RoiAlign", since=16)
+@op("RoiAlign", since=16, reads_data=_points_of_each)
 def roi_align(
     x: Tensor,
     rois: Tensor,
