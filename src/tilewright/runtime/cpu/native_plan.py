@@ -43,7 +43,7 @@ def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None
     gives: one for each stretch of steps that allow it. The first one goes step by step: a call that raises is
     replaced then."""
     part = workspace.part
-    single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
+    single = len(part.plan.segments) == 1 and not part.buffers.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
         return
     if sum(isinstance(step, CallStep) and _fits(step) for step in part.segment.steps) == 0:

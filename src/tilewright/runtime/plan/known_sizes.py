@@ -72,27 +72,31 @@ class Bound:
         self.sizes = sizes
         self.first = BoundSegment(built, 0, sizes, None if before is None else before.first)
         layouts = self.first.layouts
-        self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         if before is None:
+            self.inputs = tuple([(k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0])
             lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
             self.table = table_of(lies)
             """How inputs must lie."""
-            self._runs = _runs(lies)
+            self._runs, self._numbers = _runs(lies), {b: n for n, (_, b, _) in enumerate(self.inputs)}
         else:
-            changed = set(layouts.changed)
-            lies = [
-                Lies(i.place, i.slot, layouts.shapes[i.slot], layouts.strides[i.slot])
-                if i.slot in changed
-                else i
-                for i in before.table.inputs
-            ]
-            self.table, self._runs = table_of(lies, before.table), before._runs
+            self._runs, self._numbers = before._runs, before._numbers
+            inputs, lies = list(before.inputs), list(before.table.inputs)
+            changed = [n for b in layouts.changed if (n := self._numbers.get(b)) is not None]
+            for n in changed:
+                k, b, _ = inputs[n]
+                inputs[n] = k, b, layouts.strides[b]
+                lies[n] = Lies(k, b, layouts.shapes[b], layouts.strides[b])
+            self.inputs, self.table = tuple(inputs), table_of(lies, before.table, changed)
         self.read = table_reader(self.table)
         """Reads the addresses of all inputs, if they lie as compiled for."""
         self.free: list[Workspace] = []
         self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
-        self.quick = self.read is not None and _is_quick(plan) and built.checks is None
+        self.quick = (
+            self.read is not None
+            and built.checks is None
+            and (_is_quick(plan) if before is None else before.quick)
+        )
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()

@@ -3,16 +3,97 @@ before: a cache that grows by one place changes a few buffers of many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from operator import itemgetter, mul
+from typing import cast
+
+import torch
 
 from tilewright import allocate
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
+from tilewright.ir.sizes.tape import SizeTape, TapePass, Values
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Buffer, Home, Plan, PlanSegment
+from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, PlanSegment, Step, View
+from tilewright.plan.lazy_allocation import root_of
 from tilewright.tuning.input_limits import KEPT_MEMORY
+
+from .tensors import torch_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRow:
+    """Where the numbers of buffer `number` stand on the tape, and whether they are known."""
+
+    number: int
+    ready: bool
+    shape: Callable[[Values], tuple[int, ...]]
+    strides: Callable[[Values], tuple[int, ...]]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChange:
+    """What must be done again where some sizes are others."""
+
+    numbers: TapePass
+    rows: tuple[BufferRow, ...]
+    buffers: tuple[int, ...]
+    """Numbers of the buffers that may lie otherwise than before."""
+
+
+class LayoutRules:
+    """How the buffers of a plan lie, and how long its steps take, as functions of its sizes. What must be done again is
+    found once for each set of sizes that change."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._specs = [(b.spec.shape, b.spec.strides, b.offset) for b in plan.buffers]
+        steps = [step for segment in plan.segments for step in segment.steps]
+        times = [e for step in steps for e in _times(step) if e is not None]
+        self.tape = SizeTape([*(e for b in plan.buffers for e in _exprs(b)), *times])
+        places = self.tape.places
+        self.times = {
+            id(step): (step, [None if e is None else places[e] for e in _times(step)]) for step in steps
+        }
+        """Where the times of a step stand on the tape, by the identity of the step, which is kept."""
+        self.names = tuple(frozenset(names_in(_exprs(b))) for b in plan.buffers)
+        """Names of the sizes that say how a buffer lies."""
+        self._changes: dict[tuple[frozenset[str] | None, frozenset[str]], LayoutChange] = {}
+
+    def change(self, moved: frozenset[str] | None, known: frozenset[str]) -> LayoutChange:
+        """What to do where `known` are the names of known sizes, of which `moved` (None: all) are others."""
+        found = self._changes.get((moved, known))
+        if found is None:
+            if len(self._changes) >= KEPT_MEMORY.max_size_changes:
+                self._changes.clear()
+            found = self._changes[moved, known] = self._made(moved, known)
+        return found
+
+    def _made(self, moved: frozenset[str] | None, known: frozenset[str]) -> LayoutChange:
+        places = self.tape.places
+        buffers = tuple(
+            k for k, names in enumerate(self.names) if moved is None or not moved.isdisjoint(names)
+        )
+        rows: list[BufferRow] = []
+        for k in buffers:
+            shape, strides, offset = self._specs[k]
+            pick = [_picked([places[e] for e in exprs]) for exprs in (shape, strides)]
+            rows.append(BufferRow(k, self.names[k] <= known, pick[0], pick[1], places[offset]))
+        return LayoutChange(self.tape.pass_of(moved, known), tuple(rows), buffers)
+
+
+def _picked(places: Sequence[int]) -> Callable[[Values], tuple[int, ...]]:
+    match places:
+        case []:
+            return lambda v: ()
+        case [only]:
+            return lambda v: (v[only],)
+        case _:
+            return cast(Callable[[Values], tuple[int, ...]], itemgetter(*places))
 
 
 class Layouts:
@@ -21,97 +102,129 @@ class Layouts:
 
     def __init__(self, plan: Plan, sizes: Mapping[str, Number], before: Layouts | None = None) -> None:
         self.sizes = dict(sizes)
-        count = len(plan.buffers)
+        known = frozenset(self.sizes)
         if before is None:
-            self.names = tuple(frozenset(names_in(_exprs(b))) for b in plan.buffers)
-            """Names of the sizes that say how a buffer lies."""
-            self.changed: Sequence[int] = range(count)
-            """Buffers that may lie otherwise than before."""
+            count = len(plan.buffers)
+            self.rules = LayoutRules(plan)
+            change = self.rules.change(None, known)
             self.shapes: list[tuple[int, ...]] = [()] * count
             self.strides: list[tuple[int, ...]] = [()] * count
             self.offsets: list[int] = [0] * count
             self.ready: list[bool] = [False] * count
             """Whether every size of a buffer is known yet."""
             self._bytes: list[int | None] = [None] * count
-            self._numbers: dict[Expr, int | None] = {}
+            self._values = self.rules.tape.start[:]
         else:
-            self.names, moved = before.names, _moved(self.sizes, before.sizes)
-            self.changed = [k for k, own in enumerate(self.names) if not moved.isdisjoint(own)]
+            self.rules = before.rules
+            change = self.rules.change(_moved(self.sizes, before.sizes), known)
             self.shapes, self.strides = before.shapes[:], before.strides[:]
             self.offsets, self.ready, self._bytes = before.offsets[:], before.ready[:], before._bytes[:]
-            self._numbers = {
-                e: n for e, n in list(before._numbers.items()) if moved.isdisjoint(names_in((e,)))
-            }
-        self._lay(plan)
+            self._values = before._values[:]
+        self.change = change
+        self.changed = change.buffers
+        """Buffers that may lie otherwise than before."""
+        change.numbers.run(self._values, self.sizes)
+        self._lay(change.rows)
 
-    def _lay(self, plan: Plan) -> None:
+    def _lay(self, rows: Sequence[BufferRow]) -> None:
         """Fill in what has changed."""
-        known = self.sizes.keys()
-
-        def value(e: Expr) -> int:
-            found = self.number(e)
-            assert found is not None, "its names are known"
-            return found
-
-        for k in self.changed:
-            b, ready = plan.buffers[k], known >= self.names[k]
-            self.ready[k], self._bytes[k] = ready, None
-            self.shapes[k] = tuple(map(value, b.spec.shape)) if ready else ()
-            if min(self.shapes[k], default=0) < 0:
+        values = self._values
+        for row in rows:
+            k = row.number
+            self.ready[k], self._bytes[k] = row.ready, None
+            if not row.ready:
+                self.shapes[k], self.strides[k], self.offsets[k] = (), (), 0
+                continue
+            shape = self.shapes[k] = row.shape(values)
+            if shape and min(shape) < 0:
                 raise InputError(
-                    f"sizes {self.sizes} leave a tensor of the program with {list(self.shapes[k])} elements",
-                    phase="run", hint="give larger inputs",
+                    f"sizes {self.sizes} leave a tensor of the program with {list(shape)} elements", phase="run",
+                    hint="give larger inputs",
                 )  # fmt: skip
-            self.strides[k] = tuple(map(value, b.spec.strides)) if ready else ()
-            self.offsets[k] = value(b.offset) if ready else 0
+            self.strides[k], self.offsets[k] = row.strides(values), values[row.offset]
 
-    def number(self, e: Expr) -> int | None:
-        """The value of an index expression; None as long as a size in it is not known."""
-        try:
-            return self._numbers[e]
-        except KeyError:
-            ready = all(name in self.sizes for name in names_in((e,)))
-            found = self._numbers[e] = size(e, self.sizes) if ready else None
+    def nanoseconds(self, step: Step) -> Sequence[int | None]:
+        """How long each launch of a step takes one core, or a call; None where nobody knows."""
+        known, values = self.rules.times.get(id(step)), self._values
+        if known is not None:
+            return [None if at is None else values[at] for at in known[1]]
+        there = self.sizes.keys()
+        return [
+            None if e is None or not there >= set(names_in((e,))) else size(e, self.sizes)
+            for e in _times(step)
+        ]
+
+    def nanoseconds_together(self, step: Launches) -> Sequence[int | None]:
+        """The same of launches of a list together."""
+        found = self.nanoseconds(step)
+        if not any(x.list >= 0 for x in step.launches):
             return found
+        parts = iter(found)
+        each = [[next(parts) for _ in rows] for rows in step.together()]
+        return [None if None in rows else sum(ns or 0 for ns in rows) for rows in each]
 
     def bytes_of(self, plan: Plan, b: int) -> int:
         """Bytes from the first to the last element of buffer `b`."""
         found = self._bytes[b]
         if found is None:
-            shape = self.shapes[b]
-            reach = sum((n - 1) * s for n, s in zip(shape, self.strides[b], strict=True))
+            shape, strides = self.shapes[b], self.strides[b]
+            reach = sum(map(mul, shape, strides)) - sum(strides)
             found = self._bytes[b] = 0 if 0 in shape else (reach + 1) * plan.buffers[b].spec.dtype.bytes
         return found
+
+
+def _times(step: Step) -> list[Expr | None]:
+    match step:
+        case Launches():
+            return [x.core_ns for x in step.launches]
+        case CallStep():
+            return [step.core_ns]
+        case _:
+            return []
 
 
 def _exprs(b: Buffer) -> tuple[Expr, ...]:
     return (*b.spec.shape, *b.spec.strides, b.offset)
 
 
-def _moved(sizes: Mapping[str, Number], before: Mapping[str, Number]) -> set[str]:
+def _moved(sizes: Mapping[str, Number], before: Mapping[str, Number]) -> frozenset[str]:
     """Names of sizes that are others than before, or are known in one of the two."""
-    return {n for n, s in sizes.items() if n not in before or before[n] != s} | (before.keys() - sizes.keys())
+    moved = {n for n, s in sizes.items() if n not in before or before[n] != s}
+    return frozenset(moved | (before.keys() - sizes.keys()))
+
+
+Made = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+"""How a tensor of its own is made: its buffer, shape, strides and type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentBuffers:
-    """The buffers that a segment makes: all of them, those between its steps, and tensors, some of them `later`, in
-    front of the step that stores into them."""
+    """What does not depend on sizes: buffers between the steps of a segment; tensors that it makes, with their types,
+    some of them `later`, in front of the step that stores into them; buffers whose memory is asked for at once;
+    constants with their numbers; those that steps take as tensors; and those that anybody sees (none without calls)."""
 
-    own: tuple[int, ...]
     arena: tuple[int, ...]
-    tensors: tuple[int, ...]
+    tensors: Mapping[int, torch.dtype]
     later: frozenset[int]
+    large: tuple[int, ...]
+    constants: tuple[tuple[int, int], ...]
+    used: frozenset[int]
+    seen: frozenset[int]
 
 
 def buffers_of(plan: Plan, segment: PlanSegment, number: int) -> SegmentBuffers:
     """Of the segment with that number."""
-    own = tuple(k for k, b in enumerate(plan.buffers) if b.segment == number)
-    later = frozenset(k for made in segment.makes for k in made)
-    arena, tensors = (
-        tuple(k for k in own if plan.buffers[k].home is home) for home in (Home.ARENA, Home.OUTPUT)
+    own = {k: b for k, b in enumerate(plan.buffers) if b.segment == number}
+    calls = any(isinstance(s, CallStep) for s in segment.steps)
+    return SegmentBuffers(
+        tuple(k for k, b in own.items() if b.home is Home.ARENA),
+        {k: torch_dtype(b.spec.dtype) for k, b in own.items() if b.home is Home.OUTPUT},
+        frozenset(k for made in segment.makes for k in made),
+        tuple(k for k, b in own.items() if b.home in (Home.OUTPUT, Home.LIBRARY) and b.source < 0),
+        tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT),
+        frozenset(x.source for x in plan.buffers) | frozenset(_tensors_used(segment)),
+        frozenset(_tensors_seen(plan)) if calls else frozenset(),
     )
-    return SegmentBuffers(own, arena, tensors, later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +240,7 @@ def arena_of(plan: Plan, layouts: Layouts, buffers: Sequence[int], before: Arena
     """Where buffers lie between steps: as `before` if each fits where it lay. A small arena that is packed again, since
     a cache has outgrown it, has some room for what depends on the sizes that changed, if it stays small: a buffer of
     800 bytes gets 900, so that the next 12 lines of 8 bytes leave all in place."""
-    needed = tuple(layouts.bytes_of(plan, k) for k in buffers)
+    needed = tuple([layouts.bytes_of(plan, k) for k in buffers])
     small = before is not None and before.bytes <= KEPT_MEMORY.max_small_arena_bytes
     if before is not None and (needed == before.room or (small and _fits(needed, before.room))):
         return before
@@ -153,3 +266,81 @@ def _packed(plan: Plan, buffers: Sequence[int], room: Sequence[int]) -> tuple[tu
 
 def _fits(needed: Sequence[int], room: Sequence[int]) -> bool:
     return all(n <= most for n, most in zip(needed, room, strict=True))
+
+
+def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
+    """The most bytes that one call has between its kernels and calls at a time (calls may take memory of their own
+    besides); None where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    align = KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes
+    return sum(allocate.pack(blocks, align)[1] for blocks in _held(plan, sizes, results=False))
+
+
+def live_bytes(plan: Plan, sizes: Mapping[str, Number], steps: int) -> tuple[int, ...] | None:
+    """Bytes of what a call has made and still holds while each of the `steps` of a cover runs, results among them; None
+    where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    change = [0] * (steps + 1)
+    for block in (block for blocks in _held(plan, sizes, results=True) for block in blocks):
+        change[min(block.start, steps)] += block.size
+        change[min(block.end, steps)] -= block.size
+    return tuple(accumulate(change))[:steps]
+
+
+def _held(plan: Plan, sizes: Mapping[str, Number], *, results: bool) -> list[list[allocate.Block]]:
+    """What lies between the kernels and calls of each segment, with what is returned or without it."""
+    layouts = Layouts(plan, sizes)
+    returned = {b for b in plan.outputs if isinstance(b, int)}
+    found: list[list[allocate.Block]] = [[] for _ in plan.segments]
+    for k, b in enumerate(plan.buffers):
+        own = b.home in (Home.LIBRARY, Home.OUTPUT) and (results or k not in returned)
+        if b.source < 0 and (b.home is Home.ARENA or own):
+            found[b.segment].append(allocate.Block(layouts.bytes_of(plan, k), b.start, b.end))
+    return found
+
+
+def copied_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
+    """Bytes that one call copies into its inputs behind what makes them; None where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    layouts = Layouts(plan, sizes)
+    into = [s.target for segment in plan.segments for s in segment.steps if isinstance(s, Copy)]
+    inside = [b for b in into if plan.buffers[root_of(plan.buffers, b)].home is Home.INPUT]
+    return sum(prod(layouts.shapes[b]) * plan.buffers[b].spec.dtype.bytes for b in inside)
+
+
+def _tensors_seen(plan: Plan) -> set[int]:
+    """Buffers that some step or the caller reads or shows, and what these are views of."""
+    found = {o for o in plan.outputs if isinstance(o, int)}
+    for segment in plan.segments:
+        found |= {m.buffer for m in segment.measures} | set(_tensors_used(segment))
+        for step in segment.steps:
+            match step:
+                case Launches():
+                    found |= {p for launch in step.launches for p in launch.params}
+                case View():
+                    found.add(step.buffer)
+                case CallStep() | Copy():
+                    pass
+    todo = list(found)
+    while todo:
+        source = plan.buffers[todo.pop()].source
+        if source >= 0 and source not in found:
+            found.add(source)
+            todo.append(source)
+    return found
+
+
+def _tensors_used(segment: PlanSegment) -> list[int]:
+    found: list[int] = []
+    for step in segment.steps:
+        match step:
+            case CallStep():
+                found += step.inputs
+            case Copy():
+                found += (step.source, step.target)
+            case View() | Launches():
+                pass
+    return found

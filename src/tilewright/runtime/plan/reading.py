@@ -100,18 +100,19 @@ class LayoutTable(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int64), ("input", ctypes.c_void_p))
 
 
-def table_of(inputs: Sequence[Lies], before: LayoutTable | None = None) -> LayoutTable:
-    """The inputs as the native side reads them. Of as many others, `before`, rows are taken whose input is the same."""
+def table_of(
+    inputs: Sequence[Lies], before: LayoutTable | None = None, changed: Sequence[int] = ()
+) -> LayoutTable:
+    """The inputs as the native side reads them. Of as many others, `before`, all rows are taken but the `changed`."""
     if before is None:
         rows = (_Input * max(1, len(inputs)))()
         held: list[tuple[array[int], ...]] = [()] * len(inputs)
-        known: Sequence[Lies | None] = [None] * len(inputs)
+        changed = range(len(inputs))
     else:
         rows = type(before.rows).from_buffer_copy(before.rows)
-        held, known = before.held[:], before.inputs
-    for k, i in enumerate(inputs):
-        if i is known[k]:
-            continue
+        held = before.held[:]
+    for k in changed:
+        i = inputs[k]
         row, matters = rows[k], 0 not in i.shape
         strides = array(
             "q", [s if matters and n > 1 else -1 for n, s in zip(i.shape, i.strides, strict=True)]
