@@ -84,25 +84,23 @@ class BoundSegment:
         )
         self._roots: dict[int, frozenset[int]] = {} if same is None else same._roots
         self._readers: dict[frozenset[int], Reader | None] = {} if same is None else same._readers
-        made: Mapping[int, Made] = {} if same is None else same.made
-        self.made: Mapping[int, Made] = {
-            k: made[k]
-            if k in made and made[k][1] is layouts.shapes[k] and made[k][2] is layouts.strides[k]
-            else (k, layouts.shapes[k], layouts.strides[k], dtype)
-            for k, dtype in buffers.tensors.items()
-        }
+        changed = self.layouts.changed if same is not None else range(len(plan.buffers))
+        self.made: dict[int, Made] = {} if same is None else dict(same.made)
+        for k in changed:
+            if k in buffers.tensors:
+                self.made[k] = k, layouts.shapes[k], layouts.strides[k], buffers.tensors[k]
         """How tensors of their own are made; those that are not `later` are made first."""
         self.outputs = tuple([o for k, o in self.made.items() if k not in buffers.later])
         if plan.device == "cpu":
-            self._check_memory()
+            self._check_memory(k for k in changed if k in buffers.large)
             if any(layouts.bytes_of(plan, k) >= CPU_WORK.min_huge_page_bytes for k in self.made):
                 self.make = large_maker(self.make)
 
-    def _check_memory(self) -> None:
-        """Raise OutOfMemory where more is needed at a time than the machine has: Linux promises it all the same, and
-        ends the process when it is used."""
+    def _check_memory(self, buffers: Iterable[int]) -> None:
+        """Raise OutOfMemory where one of these needs more at a time than the machine has: Linux promises it all the
+        same, and ends the process when it is used."""
         layouts, plan = self.layouts, self.plan
-        sized = [b for b in self.buffers.large if len(layouts.strides[b]) == len(plan.buffers[b].spec.shape)]
+        sized = [b for b in buffers if len(layouts.strides[b]) == len(plan.buffers[b].spec.shape)]
         needed = max(self.arena_bytes, *[layouts.bytes_of(plan, b) for b in sized], 0)
         if needed > (reachable_bytes() or needed):
             raise OutOfMemory("cpu", needed, reachable_bytes(), "all that the machine has")
@@ -197,7 +195,8 @@ class Workspace:
             self.lasting[k] = constants[index]
         self.address = self.bases.buffer_info()[0]
         self.addressed = set[int]()
-        """Buffers whose addresses a run must know."""
+        """Buffers whose addresses a run must know; found with the first `acts`."""
+        self._made: Sequence[int] | None = None
         self.runs: list[Callable[[], int]] = []
         self.views: tuple[tuple[int, Tensor], ...] = ()
         """Tensors that each run begins with; known with its `acts`."""
@@ -206,10 +205,24 @@ class Workspace:
     def acts(self) -> tuple[Act, ...]:
         """What a run does, in order. Made when it is first asked for: a native call has no need of it."""
         steps = self.part.segment.steps
-        self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
+        if self._made is None:
+            self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
         made = self.acts_between(0, len(steps))
         self.views = tuple(self.lasting.items())
         return made
+
+    def resize(self, part: BoundSegment) -> bool:
+        """Serve the same segment under other sizes from now on, if all lies where it lay. For one that nobody uses."""
+        old, new = self.part.layouts, part.layouts
+        if part.segment is not self.part.segment or part.arena is not self.part.arena:
+            return False
+        self.part = part
+        self.__dict__.pop("acts", None)
+        self.runs = []
+        for b in part.buffers.arena:
+            if b in self.lasting and (new.shapes[b], new.strides[b]) != (old.shapes[b], old.strides[b]):
+                self.lasting[b] = self._view(b, part.place[b])
+        return True
 
     def prepare(self) -> Workspace:
         """This one, with what a run does at hand: made here, by one thread."""
@@ -229,7 +242,7 @@ class Workspace:
         """Note where the tensors of a run lie. Those of the inputs are there if they were `read`."""
         bases, constants = self.bases, self._read_constants
         known = read and constants is not None and constants(self.constants, self.address)
-        for b in self._made if known else self.addressed:
+        for b in self._made or () if known else self.addressed:
             if b < len(tensors) and (t := tensors[b]) is not None:
                 bases[b] = t.data_ptr()
 

@@ -137,6 +137,18 @@ class Bound:
             self.join(made)
         return made.prepare()
 
+    def spare(self) -> Workspace | None:
+        """One that nobody uses, which other sizes may have; None where none is kept."""
+        try:
+            return self.pool().pop()
+        except IndexError:
+            return None
+
+    def take_over(self, spare: Workspace) -> None:
+        """Keep what other sizes had, if it fits."""
+        if spare.resize(self.first):
+            self.give_back(self._ready(spare))
+
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
         if self.retains:

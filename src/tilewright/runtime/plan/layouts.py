@@ -3,12 +3,11 @@ before: a cache that grows by one place changes a few buffers of many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import itemgetter, mul
-from typing import cast
+from operator import mul
 
 import torch
 
@@ -16,7 +15,7 @@ from tilewright import allocate
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
-from tilewright.ir.sizes.tape import SizeTape, TapePass, Values
+from tilewright.ir.sizes.tape import SizeTape, TapePass
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, CallStep, Copy, Home, Launches, Plan, PlanSegment, Step, View
 from tilewright.plan.lazy_allocation import root_of
@@ -26,24 +25,15 @@ from .tensors import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class BufferRow:
-    """Where the numbers of buffer `number` stand on the tape, and whether they are known."""
-
-    number: int
-    ready: bool
-    shape: Callable[[Values], tuple[int, ...]]
-    strides: Callable[[Values], tuple[int, ...]]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """What must be done again where some sizes are others."""
+    """What must be done again where some sizes are others: the pass over all numbers, which gives shape, strides and
+    offset of each buffer that is known, and buffers that are not."""
 
     numbers: TapePass
-    rows: tuple[BufferRow, ...]
     buffers: tuple[int, ...]
-    """Numbers of the buffers that may lie otherwise than before."""
+    """Those that may lie otherwise than before."""
+    known: tuple[int, ...]
+    unknown: tuple[int, ...]
 
 
 class LayoutRules:
@@ -51,7 +41,7 @@ class LayoutRules:
     found once for each set of sizes that change."""
 
     def __init__(self, plan: Plan) -> None:
-        self._specs = [(b.spec.shape, b.spec.strides, b.offset) for b in plan.buffers]
+        self._specs = [(b.spec.shape, b.spec.strides, (b.offset,)) for b in plan.buffers]
         steps = [step for segment in plan.segments for step in segment.steps]
         times = [e for step in steps for e in _times(step) if e is not None]
         self.tape = SizeTape([*(e for b in plan.buffers for e in _exprs(b)), *times])
@@ -74,26 +64,17 @@ class LayoutRules:
         return found
 
     def _made(self, moved: frozenset[str] | None, known: frozenset[str]) -> LayoutChange:
-        places = self.tape.places
         buffers = tuple(
             k for k, names in enumerate(self.names) if moved is None or not moved.isdisjoint(names)
         )
-        rows: list[BufferRow] = []
-        for k in buffers:
-            shape, strides, offset = self._specs[k]
-            pick = [_picked([places[e] for e in exprs]) for exprs in (shape, strides)]
-            rows.append(BufferRow(k, self.names[k] <= known, pick[0], pick[1], places[offset]))
-        return LayoutChange(self.tape.pass_of(moved, known), tuple(rows), buffers)
-
-
-def _picked(places: Sequence[int]) -> Callable[[Values], tuple[int, ...]]:
-    match places:
-        case []:
-            return lambda v: ()
-        case [only]:
-            return lambda v: (v[only],)
-        case _:
-            return cast(Callable[[Values], tuple[int, ...]], itemgetter(*places))
+        there = tuple(k for k in buffers if self.names[k] <= known)
+        wanted = [exprs for k in there for exprs in self._specs[k]]
+        return LayoutChange(
+            self.tape.pass_of(moved, known, wanted),
+            buffers,
+            there,
+            tuple(k for k in buffers if k not in there),
+        )
 
 
 class Layouts:
@@ -120,28 +101,24 @@ class Layouts:
             self.shapes, self.strides = before.shapes[:], before.strides[:]
             self.offsets, self.ready, self._bytes = before.offsets[:], before.ready[:], before._bytes[:]
             self._values = before._values[:]
-        self.change = change
         self.changed = change.buffers
         """Buffers that may lie otherwise than before."""
-        change.numbers.run(self._values, self.sizes)
-        self._lay(change.rows)
+        self._lay(change, change.numbers.run(self._values, self.sizes))
 
-    def _lay(self, rows: Sequence[BufferRow]) -> None:
+    def _lay(self, change: LayoutChange, found: Sequence[tuple[int, ...]]) -> None:
         """Fill in what has changed."""
-        values = self._values
-        for row in rows:
-            k = row.number
-            self.ready[k], self._bytes[k] = row.ready, None
-            if not row.ready:
-                self.shapes[k], self.strides[k], self.offsets[k] = (), (), 0
-                continue
-            shape = self.shapes[k] = row.shape(values)
+        shapes, strides, offsets = found[::3], found[1::3], found[2::3]
+        for k, shape, steps, (offset,) in zip(change.known, shapes, strides, offsets, strict=True):
+            self.shapes[k], self.strides[k], self.offsets[k] = shape, steps, offset
+            self.ready[k], self._bytes[k] = True, None
             if shape and min(shape) < 0:
                 raise InputError(
                     f"sizes {self.sizes} leave a tensor of the program with {list(shape)} elements", phase="run",
                     hint="give larger inputs",
                 )  # fmt: skip
-            self.strides[k], self.offsets[k] = row.strides(values), values[row.offset]
+        for k in change.unknown:
+            self.shapes[k], self.strides[k], self.offsets[k] = (), (), 0
+            self.ready[k], self._bytes[k] = False, None
 
     def nanoseconds(self, step: Step) -> Sequence[int | None]:
         """How long each launch of a step takes one core, or a call; None where nobody knows."""
@@ -206,7 +183,7 @@ class SegmentBuffers:
     arena: tuple[int, ...]
     tensors: Mapping[int, torch.dtype]
     later: frozenset[int]
-    large: tuple[int, ...]
+    large: frozenset[int]
     constants: tuple[tuple[int, int], ...]
     used: frozenset[int]
     seen: frozenset[int]
@@ -220,7 +197,7 @@ def buffers_of(plan: Plan, segment: PlanSegment, number: int) -> SegmentBuffers:
         tuple(k for k, b in own.items() if b.home is Home.ARENA),
         {k: torch_dtype(b.spec.dtype) for k, b in own.items() if b.home is Home.OUTPUT},
         frozenset(k for made in segment.makes for k in made),
-        tuple(k for k, b in own.items() if b.home in (Home.OUTPUT, Home.LIBRARY) and b.source < 0),
+        frozenset(k for k, b in own.items() if b.home in (Home.OUTPUT, Home.LIBRARY) and b.source < 0),
         tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT),
         frozenset(x.source for x in plan.buffers) | frozenset(_tensors_used(segment)),
         frozenset(_tensors_seen(plan)) if calls else frozenset(),
@@ -232,7 +209,7 @@ class Arena:
     """Memory between the steps of a segment: the place of each buffer, how much it may take there, and all bytes."""
 
     places: Mapping[int, int]
-    room: tuple[int, ...]
+    room: Mapping[int, int]
     bytes: int
 
 
@@ -240,32 +217,31 @@ def arena_of(plan: Plan, layouts: Layouts, buffers: Sequence[int], before: Arena
     """Where buffers lie between steps: as `before` if each fits where it lay. A small arena that is packed again, since
     a cache has outgrown it, has some room for what depends on the sizes that changed, if it stays small: a buffer of
     800 bytes gets 900, so that the next 12 lines of 8 bytes leave all in place."""
-    needed = tuple([layouts.bytes_of(plan, k) for k in buffers])
-    small = before is not None and before.bytes <= KEPT_MEMORY.max_small_arena_bytes
-    if before is not None and (needed == before.room or (small and _fits(needed, before.room))):
-        return before
-    changed = set(layouts.changed) if small else set[int]()
-    room = tuple(
-        n + n // KEPT_MEMORY.arena_growth_parts if k in changed else n
-        for k, n in zip(buffers, needed, strict=True)
-    )
-    places, total = _packed(plan, buffers, room)
-    if small and total > KEPT_MEMORY.max_small_arena_bytes:
-        room, (places, total) = needed, _packed(plan, buffers, needed)
-    return Arena(dict(zip(buffers, places, strict=True)), room, total)
+    if before is not None:
+        small, room = before.bytes <= KEPT_MEMORY.max_small_arena_bytes, before.room
+        changed = [k for k in layouts.changed if k in room]
+        needed = [(layouts.bytes_of(plan, k), room[k]) for k in changed]
+        if all(n == most or (small and n < most) for n, most in needed):
+            return before
+    else:
+        small, changed = False, []
+    needs = {k: layouts.bytes_of(plan, k) for k in buffers}
+    if small:
+        room = dict(needs)
+        for k in changed:
+            room[k] += room[k] // KEPT_MEMORY.arena_growth_parts
+        places, total = _packed(plan, room)
+        if total <= KEPT_MEMORY.max_small_arena_bytes:
+            return Arena(places, room, total)
+    places, total = _packed(plan, needs)
+    return Arena(places, needs, total)
 
 
-def _packed(plan: Plan, buffers: Sequence[int], room: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    blocks = [
-        allocate.Block(n, plan.buffers[k].start, plan.buffers[k].end)
-        for k, n in zip(buffers, room, strict=True)
-    ]
+def _packed(plan: Plan, room: Mapping[int, int]) -> tuple[Mapping[int, int], int]:
+    blocks = [allocate.Block(n, plan.buffers[k].start, plan.buffers[k].end) for k, n in room.items()]
     align = KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes
-    return allocate.pack(blocks, align)
-
-
-def _fits(needed: Sequence[int], room: Sequence[int]) -> bool:
-    return all(n <= most for n, most in zip(needed, room, strict=True))
+    places, total = allocate.pack(blocks, align)
+    return dict(zip(room, places, strict=True)), total
 
 
 def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:

@@ -119,6 +119,9 @@ def table_of(
         )
         sizes = array("q", i.shape if i.like is not None else ())
         held[k] = strides, sizes
+        if before is not None and i.like is None:  # a row of the same argument
+            row.strides = strides.buffer_info()[0]
+            continue
         row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
         row.strides, row.sizes = strides.buffer_info()[0], None
         if i.like is not None:
