@@ -207,7 +207,11 @@ class Workspace:
         steps = self.part.segment.steps
         if self._made is None:
             self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
-        made = self.acts_between(0, len(steps))
+        launched = [step for step in steps if isinstance(step, Launches)]
+        if len(launched) < len(steps) or self.part.checks is not None or self.part.buffers.later:
+            made = self.acts_between(0, len(steps))
+        else:
+            made = tuple(map(self._launches, launched))
         self.views = tuple(self.lasting.items())
         return made
 

@@ -26,13 +26,15 @@ from .tensors import torch_dtype
 
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
-    """What must be done again where some sizes are others: the pass over all numbers, which gives shape, strides and
-    offset of each buffer that is known, and buffers that are not."""
+    """What must be done again where some sizes are others: the pass over all numbers, which gives shape and strides
+    of each buffer that is `known`."""
 
     numbers: TapePass
     buffers: tuple[int, ...]
     """Those that may lie otherwise than before."""
     known: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+    """Those of them that may lie at another offset, and where it stands on the tape."""
     unknown: tuple[int, ...]
 
 
@@ -41,7 +43,7 @@ class LayoutRules:
     found once for each set of sizes that change."""
 
     def __init__(self, plan: Plan) -> None:
-        self._specs = [(b.spec.shape, b.spec.strides, (b.offset,)) for b in plan.buffers]
+        self._specs = [(b.spec.shape, b.spec.strides, b.offset) for b in plan.buffers]
         steps = [step for segment in plan.segments for step in segment.steps]
         times = [e for step in steps for e in _times(step) if e is not None]
         self.tape = SizeTape([*(e for b in plan.buffers for e in _exprs(b)), *times])
@@ -68,13 +70,17 @@ class LayoutRules:
             k for k, names in enumerate(self.names) if moved is None or not moved.isdisjoint(names)
         )
         there = tuple(k for k in buffers if self.names[k] <= known)
-        wanted = [exprs for k in there for exprs in self._specs[k]]
-        return LayoutChange(
-            self.tape.pass_of(moved, known, wanted),
-            buffers,
-            there,
-            tuple(k for k in buffers if k not in there),
+        known_now = set(there)
+        offsets = tuple(
+            (k, self.tape.places[self._specs[k][2]])
+            for k in there
+            if moved is None or not moved.isdisjoint(names_in(self._specs[k][2:]))
         )
+        wanted = [exprs for k in there for exprs in self._specs[k][:2]]
+        return LayoutChange(
+            self.tape.pass_of(moved, known, wanted), buffers, there, offsets,
+            tuple(k for k in buffers if k not in known_now),
+        )  # fmt: skip
 
 
 class Layouts:
@@ -107,15 +113,15 @@ class Layouts:
 
     def _lay(self, change: LayoutChange, found: Sequence[tuple[int, ...]]) -> None:
         """Fill in what has changed."""
-        shapes, strides, offsets = found[::3], found[1::3], found[2::3]
-        for k, shape, steps, (offset,) in zip(change.known, shapes, strides, offsets, strict=True):
-            self.shapes[k], self.strides[k], self.offsets[k] = shape, steps, offset
-            self.ready[k], self._bytes[k] = True, None
+        for k, shape, strides in zip(change.known, found[::2], found[1::2], strict=True):
+            self.shapes[k], self.strides[k], self.ready[k], self._bytes[k] = shape, strides, True, None
             if shape and min(shape) < 0:
                 raise InputError(
                     f"sizes {self.sizes} leave a tensor of the program with {list(shape)} elements", phase="run",
                     hint="give larger inputs",
                 )  # fmt: skip
+        for k, at in change.offsets:
+            self.offsets[k] = self._values[at]
         for k in change.unknown:
             self.shapes[k], self.strides[k], self.offsets[k] = (), (), 0
             self.ready[k], self._bytes[k] = False, None

@@ -113,17 +113,16 @@ def table_of(
         held = before.held[:]
     for k in changed:
         i = inputs[k]
-        row, matters = rows[k], 0 not in i.shape
-        strides = array(
-            "q", [s if matters and n > 1 else -1 for n, s in zip(i.shape, i.strides, strict=True)]
-        )
-        sizes = array("q", i.shape if i.like is not None else ())
-        held[k] = strides, sizes
+        row, shape = rows[k], i.shape
+        matters = [n > 1 for n in shape] if 0 not in shape else [False] * len(shape)
+        strides = array("q", [s if m else -1 for m, s in zip(matters, i.strides, strict=True)])
+        row.strides = strides.buffer_info()[0]
         if before is not None and i.like is None:  # a row of the same argument
-            row.strides = strides.buffer_info()[0]
+            held[k] = (strides,)
             continue
-        row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
-        row.strides, row.sizes = strides.buffer_info()[0], None
+        sizes = array("q", shape if i.like is not None else ())
+        held[k] = strides, sizes
+        row.place, row.slot, row.rank, row.wanted, row.sizes = i.place, i.slot, len(shape), i.address, None
         if i.like is not None:
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
