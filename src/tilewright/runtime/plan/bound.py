@@ -91,19 +91,25 @@ class BoundSegment:
                 self.made[k] = k, layouts.shapes[k], layouts.strides[k], buffers.tensors[k]
         """How tensors of their own are made; those that are not `later` are made first."""
         self.outputs = tuple([o for k, o in self.made.items() if k not in buffers.later])
+        self.large = same is not None and same.large
+        """Whether some tensor may be worth large pages."""
         if plan.device == "cpu":
-            self._check_memory(k for k in changed if k in buffers.large)
-            if any(layouts.bytes_of(plan, k) >= CPU_WORK.min_huge_page_bytes for k in self.made):
-                self.make = large_maker(self.make)
+            self._look_at_memory(k for k in changed if k in buffers.large)
 
-    def _check_memory(self, buffers: Iterable[int]) -> None:
-        """Raise OutOfMemory where one of these needs more at a time than the machine has: Linux promises it all the
-        same, and ends the process when it is used."""
-        layouts, plan = self.layouts, self.plan
-        sized = [b for b in buffers if len(layouts.strides[b]) == len(plan.buffers[b].spec.shape)]
-        needed = max(self.arena_bytes, *[layouts.bytes_of(plan, b) for b in sized], 0)
-        if needed > (reachable_bytes() or needed):
-            raise OutOfMemory("cpu", needed, reachable_bytes(), "all that the machine has")
+    def _look_at_memory(self, buffers: Iterable[int]) -> None:
+        """Raise OutOfMemory where the arena, or one of these, needs more at a time than the machine has: Linux promises
+        it all the same, and ends the process when it is used. And see which are worth large pages."""
+        layouts, plan, there = self.layouts, self.plan, reachable_bytes()
+        if there and max(self.arena_bytes, layouts.largest) > there:
+            sized = [b for b in buffers if len(layouts.strides[b]) == len(plan.buffers[b].spec.shape)]
+            needed = max([self.arena_bytes, *(layouts.bytes_of(plan, b) for b in sized)])
+            if needed > there:
+                raise OutOfMemory("cpu", needed, there, "all that the machine has")
+        least = CPU_WORK.min_huge_page_bytes
+        if self.large or layouts.largest >= least:
+            self.large = any(layouts.bytes_of(plan, k) >= least for k in self.made)
+            if self.large:
+                self.make = large_maker(self.make)
 
     def promise(self, b: int) -> Promise:
         """What a library call's result in buffer `b` must be, as far as sizes are known."""
@@ -198,6 +204,8 @@ class Workspace:
         """Buffers whose addresses a run must know; found with the first `acts`."""
         self._made: Sequence[int] | None = None
         self.runs: list[Callable[[], int]] = []
+        self.pending: Callable[[], None] | None = None
+        """What is to be done in front of the next run under the same sizes."""
         self.views: tuple[tuple[int, Tensor], ...] = ()
         """Tensors that each run begins with; known with its `acts`."""
 
@@ -222,8 +230,8 @@ class Workspace:
             return False
         self.part = part
         self.__dict__.pop("acts", None)
-        self.runs = []
-        for b in part.buffers.arena:
+        self.runs, self.pending = [], None
+        for b in part.buffers.arena if self.lasting else ():
             if b in self.lasting and (new.shapes[b], new.strides[b]) != (old.shapes[b], old.strides[b]):
                 self.lasting[b] = self._view(b, part.place[b])
         return True

@@ -297,7 +297,7 @@ class Executable:
     ) -> list[tuple[Tensor, Tensor]]:
         """Copy inputs whose strides differ from those compiled for; returns (input, copy) of those written to."""
         back: list[tuple[Tensor, Tensor]] = []
-        for k, _, strides in bound.inputs:
+        for k, strides in ((i.place, i.strides) for i in bound.table.inputs):
             t = args[k]
             if not isinstance(t, Tensor):
                 continue  # torch passes None for a token that only orders effects
@@ -341,7 +341,9 @@ class Executable:
                 f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input", hint=hint
             )
         ranges = [
-            (f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None
+            (f"input {i.place}", memory_range(t))
+            for i in bound.table.inputs
+            if (t := tensors[i.slot]) is not None
         ]
         late: list[tuple[Tensor, int]] = []
         layouts = bound.first.layouts

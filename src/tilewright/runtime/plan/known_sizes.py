@@ -73,20 +73,19 @@ class Bound:
         self.first = BoundSegment(built, 0, sizes, None if before is None else before.first)
         layouts = self.first.layouts
         if before is None:
-            self.inputs = tuple([(k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0])
-            lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
+            places = [(k, b) for k, b in enumerate(plan.arguments) if b >= 0]
+            lies = [Lies(k, b, layouts.shapes[b], layouts.strides[b]) for k, b in places]
             self.table = table_of(lies)
             """How inputs must lie."""
-            self._runs, self._numbers = _runs(lies), {b: n for n, (_, b, _) in enumerate(self.inputs)}
+            self._runs, self._numbers = _runs(lies), {b: n for n, (_, b) in enumerate(places)}
         else:
             self._runs, self._numbers = before._runs, before._numbers
-            inputs, lies = list(before.inputs), list(before.table.inputs)
+            lies = list(before.table.inputs)
             changed = [n for b in layouts.changed if (n := self._numbers.get(b)) is not None]
             for n in changed:
-                k, b, _ = inputs[n]
-                inputs[n] = k, b, layouts.strides[b]
+                k, b = lies[n].place, lies[n].slot
                 lies[n] = Lies(k, b, layouts.shapes[b], layouts.strides[b])
-            self.inputs, self.table = tuple(inputs), table_of(lies, before.table, changed)
+            self.table = table_of(lies, before.table, changed)
         self.read = table_reader(self.table)
         """Reads the addresses of all inputs, if they lie as compiled for."""
         self.free: list[Workspace] = []
@@ -98,11 +97,15 @@ class Bound:
             and (_is_quick(plan) if before is None else before.quick)
         )
         """Whether kernels are all there is to run, and all results are tensors of their own."""
-        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
-        self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
+        self.order = before.order if before is not None else self._order() if self.quick else ()
         self.divided = False
         """Whether some kernel is worth a second thread, so that there is no native call."""
         self.run: Quick | None = (self.native_run(before) or self.quick_run()) if self.quick else None
+
+    def _order(self) -> tuple[int, ...]:
+        """Which of what is made each result is."""
+        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
+        return tuple(places[o] for o in self.plan.outputs if isinstance(o, int))
 
     def is_divided_at(self, sizes: Mapping[str, Number]) -> bool:
         """Whether it is most likely `divided` under other sizes, none of which is smaller."""
@@ -123,10 +126,13 @@ class Bound:
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
-        try:
-            return self.pool().pop()
-        except IndexError:
+        found = self.spare()
+        if found is None:
             return self.fresh()
+        pending, found.pending = found.pending, None
+        if pending is not None:
+            pending()
+        return found
 
     def fresh(self) -> Workspace:
         """A new one."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import mul
+from operator import le, mul
 
 import torch
 
 from tilewright import allocate
 from tilewright.errors import InputError
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, integer
+from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import Number, size
 from tilewright.ir.sizes.tape import SizeTape, TapePass
 from tilewright.plan.bind import names_in
@@ -27,12 +28,13 @@ from .tensors import torch_dtype
 @dataclass(frozen=True, slots=True)
 class LayoutChange:
     """What must be done again where some sizes are others: the pass over all numbers, which gives shape and strides
-    of each buffer that is `known`."""
+    of each buffer that is `known`, and then bytes of those that are `sized`."""
 
     numbers: TapePass
     buffers: tuple[int, ...]
     """Those that may lie otherwise than before."""
     known: tuple[int, ...]
+    sized: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     """Those of them that may lie at another offset, and where it stands on the tape."""
     unknown: tuple[int, ...]
@@ -46,12 +48,19 @@ class LayoutRules:
         self._specs = [(b.spec.shape, b.spec.strides, b.offset) for b in plan.buffers]
         steps = [step for segment in plan.segments for step in segment.steps]
         times = [e for step in steps for e in _times(step) if e is not None]
-        self.tape = SizeTape([*(e for b in plan.buffers for e in _exprs(b)), *times])
+        self._bytes = {
+            k: e for k, b in enumerate(plan.buffers) if (e := _bytes_where_none_is_empty(b)) is not None
+        }
+        exprs = [e for b in plan.buffers for e in _exprs(b)]
+        self.tape = SizeTape([*exprs, *self._bytes.values(), *times])
         places = self.tape.places
         self.times = {
             id(step): (step, [None if e is None else places[e] for e in _times(step)]) for step in steps
         }
         """Where the times of a step stand on the tape, by the identity of the step, which is kept."""
+        launched = [step for step in steps if isinstance(step, Launches)]
+        self.plain = {id(step) for step in launched if all(x.list < 0 for x in step.launches)}
+        """Those of them that hold no list."""
         self.names = tuple(frozenset(names_in(_exprs(b))) for b in plan.buffers)
         """Names of the sizes that say how a buffer lies."""
         self._changes: dict[tuple[frozenset[str] | None, frozenset[str]], LayoutChange] = {}
@@ -76,10 +85,11 @@ class LayoutRules:
             for k in there
             if moved is None or not moved.isdisjoint(names_in(self._specs[k][2:]))
         )
+        sized = tuple(k for k in there if k in self._bytes)
         wanted = [exprs for k in there for exprs in self._specs[k][:2]]
         return LayoutChange(
-            self.tape.pass_of(moved, known, wanted), buffers, there, offsets,
-            tuple(k for k in buffers if k not in known_now),
+            self.tape.pass_of(moved, known, [*wanted, [self._bytes[k] for k in sized]]), buffers, there, sized,
+            offsets, tuple(k for k in buffers if k not in known_now),
         )  # fmt: skip
 
 
@@ -113,13 +123,17 @@ class Layouts:
 
     def _lay(self, change: LayoutChange, found: Sequence[tuple[int, ...]]) -> None:
         """Fill in what has changed."""
-        for k, shape, strides in zip(change.known, found[::2], found[1::2], strict=True):
+        for k, shape, strides in zip(change.known, found[:-1:2], found[1:-1:2], strict=True):
             self.shapes[k], self.strides[k], self.ready[k], self._bytes[k] = shape, strides, True, None
             if shape and min(shape) < 0:
                 raise InputError(
                     f"sizes {self.sizes} leave a tensor of the program with {list(shape)} elements", phase="run",
                     hint="give larger inputs",
                 )  # fmt: skip
+        for k, needed in zip(change.sized, found[-1], strict=True):
+            self._bytes[k] = 0 if 0 in self.shapes[k] else needed
+        self.largest = max(found[-1], default=0)
+        """No buffer that a segment makes and that has changed has more bytes."""
         for k, at in change.offsets:
             self.offsets[k] = self._values[at]
         for k in change.unknown:
@@ -140,7 +154,7 @@ class Layouts:
     def nanoseconds_together(self, step: Launches) -> Sequence[int | None]:
         """The same of launches of a list together."""
         found = self.nanoseconds(step)
-        if not any(x.list >= 0 for x in step.launches):
+        if id(step) in self.rules.plain:
             return found
         parts = iter(found)
         each = [[next(parts) for _ in rows] for rows in step.together()]
@@ -164,6 +178,18 @@ def _times(step: Step) -> list[Expr | None]:
             return [step.core_ns]
         case _:
             return []
+
+
+def _bytes_where_none_is_empty(b: Buffer) -> Expr | None:
+    """Bytes from the first to the last element of a buffer that a segment makes, if it has elements; None for others
+    and for what has no strides."""
+    shape, strides = b.spec.shape, b.spec.strides
+    if b.home not in (Home.ARENA, Home.OUTPUT, Home.LIBRARY) or len(shape) != len(strides):
+        return None
+    reach = dims.ONE
+    for n, s in zip(shape, strides, strict=True):
+        reach = dims.add(reach, dims.mul(dims.sub(n, dims.ONE), s))
+    return dims.mul(reach, integer(b.spec.dtype.bytes))
 
 
 def _exprs(b: Buffer) -> tuple[Expr, ...]:
@@ -226,21 +252,21 @@ def arena_of(plan: Plan, layouts: Layouts, buffers: Sequence[int], before: Arena
     if before is not None:
         small, room = before.bytes <= KEPT_MEMORY.max_small_arena_bytes, before.room
         changed = [k for k in layouts.changed if k in room]
-        needed = [(layouts.bytes_of(plan, k), room[k]) for k in changed]
-        if all(n == most or (small and n < most) for n, most in needed):
+        needs, rooms = [layouts.bytes_of(plan, k) for k in changed], [room[k] for k in changed]
+        if needs == rooms or (small and all(map(le, needs, rooms))):
             return before
     else:
         small, changed = False, []
-    needs = {k: layouts.bytes_of(plan, k) for k in buffers}
+    needed = {k: layouts.bytes_of(plan, k) for k in buffers}
     if small:
-        room = dict(needs)
+        room = dict(needed)
         for k in changed:
             room[k] += room[k] // KEPT_MEMORY.arena_growth_parts
         places, total = _packed(plan, room)
         if total <= KEPT_MEMORY.max_small_arena_bytes:
             return Arena(places, room, total)
-    places, total = _packed(plan, needs)
-    return Arena(places, needs, total)
+    places, total = _packed(plan, needed)
+    return Arena(places, needed, total)
 
 
 def _packed(plan: Plan, room: Mapping[int, int]) -> tuple[Mapping[int, int], int]:

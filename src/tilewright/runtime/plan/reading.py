@@ -14,9 +14,8 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,7 @@ Reader = Callable[[Sequence[object], int], bool]
 stand in the row, or, without one, are those wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lies:
+class Lies(NamedTuple):
     """How an input must lie: the number of the argument, the slot of its address, its shape and its strides (elements);
     those of sizes 0 and 1 do not matter. `address`: where, for readers that compare. `like`: a tensor whose sizes, type
     and device it must have too."""
@@ -111,18 +109,26 @@ def table_of(
     else:
         rows = type(before.rows).from_buffer_copy(before.rows)
         held = before.held[:]
+    flat: list[int] = []
     for k in changed:
-        i = inputs[k]
-        row, shape = rows[k], i.shape
-        matters = [n > 1 for n in shape] if 0 not in shape else [False] * len(shape)
-        strides = array("q", [s if m else -1 for m, s in zip(matters, i.strides, strict=True)])
-        row.strides = strides.buffer_info()[0]
+        shape, strides = inputs[k].shape, inputs[k].strides
+        flat += (
+            [s if n > 1 else -1 for n, s in zip(shape, strides, strict=True)]
+            if 0 not in shape
+            else [-1] * len(shape)
+        )
+    elements = array("q", flat)
+    at = elements.buffer_info()[0]
+    for k in changed:
+        i, row = inputs[k], rows[k]
+        row.strides = at
+        at += elements.itemsize * len(i.shape)
         if before is not None and i.like is None:  # a row of the same argument
-            held[k] = (strides,)
+            held[k] = (elements,)
             continue
-        sizes = array("q", shape if i.like is not None else ())
-        held[k] = strides, sizes
-        row.place, row.slot, row.rank, row.wanted, row.sizes = i.place, i.slot, len(shape), i.address, None
+        sizes = array("q", i.shape if i.like is not None else ())
+        held[k] = elements, sizes
+        row.place, row.slot, row.rank, row.wanted, row.sizes = i.place, i.slot, len(i.shape), i.address, None
         if i.like is not None:
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
