@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.runtime.plan.bound import intermediate_bytes
+from tilewright.runtime.plan.layouts import intermediate_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from tilewright.pipeline.phases import check_phases
 from tilewright.plan import Launches, Plan
-from tilewright.runtime.plan.bound import copied_bytes
+from tilewright.runtime.plan.layouts import copied_bytes
 
 SHAPES = ((17, 9), (9,), (33, 12), (1,))
 Make = Callable[[list[Parameter]], Optimizer]

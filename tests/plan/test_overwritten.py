@@ -21,7 +21,7 @@ from tilewright.plan import Copy, Launch, Launches, Plan
 from tilewright.plan.build import build_plan
 from tilewright.plan.overwritten import check_overwritten
 from tilewright.plan.verify import check_memory
-from tilewright.runtime.plan.bound import copied_bytes
+from tilewright.runtime.plan.layouts import copied_bytes
 
 
 def state_of(program: Callable[..., object], *args: object) -> State:

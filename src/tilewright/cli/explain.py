@@ -38,9 +38,9 @@ from tilewright.report.write import check_writable, write
 from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.cuda.device import refuses_early_launch
 from tilewright.runtime.cuda.driver import opened
-from tilewright.runtime.plan.bound import copied_bytes
 from tilewright.runtime.plan.clocked import StepClock, clocked
 from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.layouts import copied_bytes
 from tilewright.target import Target
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.timing_limits import MEASUREMENT

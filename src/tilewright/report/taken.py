@@ -15,8 +15,8 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step, Vi
 from tilewright.ir.sizes.host import size
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.plan import CallStep, Copy, Launches, Plan, View
-from tilewright.runtime.plan.bound import intermediate_bytes, live_bytes
 from tilewright.runtime.plan.clocked import StepClock
+from tilewright.runtime.plan.layouts import intermediate_bytes, live_bytes
 from tilewright.target import MemoryKind
 from tilewright.tilegraph.connect import connect
 from tilewright.tilegraph.edge import Node, TileGraph

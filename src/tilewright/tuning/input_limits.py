@@ -150,6 +150,8 @@ class KeptMemoryLimits:
     """What lies in an arena begins at multiples of this many bytes on a GPU."""
     max_size_tables: int = 256
     """Size tables kept per executable."""
+    max_size_changes: int = 64
+    """Sets of sizes that change together of which a plan keeps what must be done again."""
     max_small_arena_bytes: int = 1 << 16
     """Bytes between kernels that every size table may keep."""
     arena_growth_parts: int = 8

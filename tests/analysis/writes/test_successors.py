@@ -20,7 +20,7 @@ from tilewright.pipeline.state import State
 from tilewright.plan import Plan
 from tilewright.plan.build import build_plan
 from tilewright.plan.overwritten import check_overwritten
-from tilewright.runtime.plan.bound import intermediate_bytes
+from tilewright.runtime.plan.layouts import intermediate_bytes
 from tilewright.tuning.thresholds import MEMORY
 
 Program = Callable[..., object]

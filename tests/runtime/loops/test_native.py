@@ -151,6 +151,34 @@ class Parted(torch.nn.Module):
         return last(torch.relu(third(late))) + early, early
 
 
+def test_nothing_is_joined_of_sizes_that_do_not_come_again(
+    joins: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(96, 80), torch.nn.GELU(), torch.nn.Linear(80, 64)).eval()
+    made, finish = list[int](), native_plan.Joined.finish
+
+    def counted(self: native_plan.Joined, *args: object) -> None:
+        made.append(1)
+        finish(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native_plan.Joined, "finish", counted)
+    with torch.no_grad():
+        fast = tilewright.compile(
+            model, (torch.randn(32, 96),), dims={"input": {0: "rows"}}, options={"freeze": True}
+        )
+        for rows in (40, 41, 42, 43, 44):
+            given = torch.randn(rows, 96)
+            torch.testing.assert_close(fast(given), model(given), rtol=1e-5, atol=1e-5)
+        assert not made and not joins
+        for _ in range(4):
+            given = torch.randn(44, 96)
+            torch.testing.assert_close(fast(given), model(given), rtol=1e-5, atol=1e-5)
+        assert len(made) == 1 and joins
+        for rows in (45, 44, 45, 45):  # memory goes on to other sizes, and what was joined for these does not
+            given = torch.randn(rows, 96)
+            torch.testing.assert_close(fast(given), model(given), rtol=1e-5, atol=1e-5)
+
+
 def test_stretches_between_calls_of_the_library_are_joined(joins: list[int]) -> None:
     torch.manual_seed(0)
     model = Parted().eval()

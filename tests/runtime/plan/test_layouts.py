@@ -84,7 +84,7 @@ def test_it_is_as_if_they_were_the_first(name: str, seed: int) -> None:
         sizes = run.bound_for(list(inputs(a, b))).sizes
         found, fresh = BoundSegment(run.built, 0, sizes, before), BoundSegment(run.built, 0, sizes)
         assert same(found.layouts, fresh.layouts, plan)
-        assert found.outputs == fresh.outputs and found.later == fresh.later
+        assert found.outputs == fresh.outputs and found.made == fresh.made
         assert found.arena_bytes <= max(2 * fresh.arena_bytes, 1 << 16)
         check_arena(found)
         taken += before is not None and found.arena is before.arena

@@ -56,13 +56,18 @@ def number(e: Expr, sizes: Mapping[str, Number]) -> Number:
         return e.value
     if isinstance(e.value, Symbol):
         return sizes[e.value.name]
-    args = [number(a, sizes) for a in e.args]
+    return rule_of(e)(*[number(a, sizes) for a in e.args])
+
+
+def rule_of(e: Expr) -> Callable[..., Any]:
+    """What makes the number of `e` of those of its arguments. Raises VerifyError for an operation that has no meaning
+    on the host."""
     if e.op in ("cast", "narrow"):
-        return bool(args[0]) if e.dtype is bool_ else float(args[0]) if e.dtype.is_float else int(args[0])
+        return bool if e.dtype is bool_ else float if e.dtype.is_float else int
     rule = _OPS.get(e.op)
     if rule is None:
         raise VerifyError(f"{e.op} has no meaning on the host", phase="ir")
-    return rule(*args)
+    return rule
 
 
 def size(e: Expr, sizes: Mapping[str, Number]) -> int:
@@ -78,12 +83,12 @@ def evaluate(e: Expr, values: Mapping[str, int]) -> int:
         return e.value
     if isinstance(e.value, (Symbol, Axis)):
         return values[e.value.name]
-    if e.op not in _INTEGER_OPS:
+    if e.op not in INTEGER_OPS:
         return size(e, values)
     return _OPS[e.op](*(evaluate(a, values) for a in e.args))
 
 
-_INTEGER_OPS = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
+INTEGER_OPS = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
 """Operations of integers whose arguments may be axes."""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from tilewright.options import Options
 from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.launch import Launching, LaunchTable
+from tilewright.runtime.plan.launch import Launching, LaunchList, LaunchRows
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.tuning.runtime_thresholds import CPU_WORK
 
@@ -47,7 +47,11 @@ class _Run(ctypes.Structure):
     )
 
 
-_SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_SIZER = ctypes.PYFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
+    ctypes.c_char_p, ctypes.c_int64,
+)  # fmt: skip
+"""Of `tw_size`, called without letting other Python threads run meanwhile."""
 _HELD = ctypes.PYFUNCTYPE(ctypes.c_int64)
 """A function that is called without letting other Python threads run meanwhile. Its argument, a pointer that is kept,
 has no declared type: converting it would take as long as the call."""
@@ -55,10 +59,11 @@ has no declared type: converting it would take as long as the call."""
 
 @dataclass(frozen=True, slots=True)
 class Launchers:
-    """The native `tw_launch` and `tw_launch_here`, and what makes native calls (see `attach`)."""
+    """The native `tw_launch`, `tw_launch_here` and `tw_size`, and what makes native calls (see `attach`)."""
 
     launch: Callable[..., int]
     here: Callable[..., int]
+    size: Callable[..., int]
     native_call: Callable[[object], NativeCall] | None
 
 
@@ -83,8 +88,9 @@ def launchers(store: ContentStore, options: Options) -> Launchers:
             launch.argtypes = [ctypes.c_void_p]
             launch.restype = ctypes.c_int64
             here = ctypes.cast(library.tw_launch_here, ctypes.c_void_p).value
-            assert here is not None
-            _launchers.append(Launchers(launch, _HELD(here), attach(library)))
+            size = ctypes.cast(library.tw_size, ctypes.c_void_p).value
+            assert here is not None and size is not None
+            _launchers.append(Launchers(launch, _HELD(here), _SIZER(size), attach(library)))
         return _launchers[0]
 
 
@@ -97,23 +103,10 @@ class NativeUnit:
         self.kernels = int(ctypes.c_int64.in_dll(self._library, "tw_kernel_count").value)
         rows = (_Row * max(1, self.kernels)).in_dll(self._library, "tw_kernels")
         self._tasks = [int(row.task or 0) for row in rows[: self.kernels]]
-        self._counts = [_SIZE(row.count) for row in rows[: self.kernels]]
-        self._grains = [_SIZE(row.grain) for row in rows[: self.kernels]]
+        self._rows = ctypes.addressof(rows)
         self._launchers = launchers(store, options)
         self._fixed = options.threads
         self._sign = -1 if options.pin_threads else 1
-
-    def task(self, kernel: int) -> int:
-        """Address of the task function of `kernel`."""
-        return self._tasks[kernel]
-
-    def count(self, kernel: int, sizes: int) -> int:
-        """Grid points under the sizes (int64 each) at address `sizes`."""
-        return self._counts[kernel](sizes)
-
-    def grain(self, kernel: int, sizes: int) -> int:
-        """Grid points worth one hand-over to another thread."""
-        return self._grains[kernel](sizes)
 
     def prepare(
         self,
@@ -194,13 +187,17 @@ class NativeUnit:
     ) -> tuple[_Run, bool]:
         """The launches as the native side reads them, and whether they may run on the caller without letting other
         Python threads run meanwhile."""
-        place = sizes.buffer_info()[0]
-        records = LaunchTable(self, launches, place, alone, held=held)
-        table = _Run(
-            records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
-        )
-        table.kept = (records, bases, sizes)
-        return (
-            table,
-            records.brief and records.count <= CPU_WORK.max_uninterrupted_launches and self._sign > 0,
-        )
+        rows = launches.native if isinstance(launches, LaunchList) else None
+        if rows is None:
+            rows = LaunchRows(launches, self._tasks)
+            if isinstance(launches, LaunchList):
+                launches.native = rows
+        records = type(rows.records).from_buffer_copy(rows.records)
+        at, place = ctypes.addressof(records), sizes.buffer_info()[0]
+        kernels, count = rows.kernels.buffer_info()
+        marked = bytes(alone).ljust(count, b"\0") if alone else None
+        left = self._launchers.size(at, kernels, count, self._rows, place, marked, held)
+        brief, left = left < 0, left if left >= 0 else -left - 1
+        table = _Run(at, left, bases.buffer_info()[0], place, self._sign * (self._fixed or 1))
+        table.kept = (records, rows, bases, sizes)
+        return table, brief and left <= CPU_WORK.max_uninterrupted_launches and self._sign > 0

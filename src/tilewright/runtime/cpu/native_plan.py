@@ -41,9 +41,9 @@ from .native_steps import (
 def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None:
     """Let the second run of `workspace` and all later ones be few native calls, by the function that `native`
     gives: one for each stretch of steps that allow it. The first one goes step by step: a call that raises is
-    replaced then."""
+    replaced then, and of sizes that do not come again nothing is joined."""
     part = workspace.part
-    single = len(part.plan.segments) == 1 and not part.later and not part.segment.measures
+    single = len(part.plan.segments) == 1 and not part.buffers.later and not part.segment.measures
     if part.checks is not None or part.plan.device != "cpu" or not single:
         return
     if sum(isinstance(step, CallStep) and _fits(step) for step in part.segment.steps) == 0:
@@ -53,6 +53,9 @@ def join(workspace: Workspace, native: Callable[[], Callable[..., int]]) -> None
     def first(tensors: Tensors) -> None:
         for act in plain:
             act(tensors)
+        workspace.pending = finish
+
+    def finish() -> None:
         try:
             workspace.acts = _joined(workspace, native)
         except BuildError:  # the function may have to be built, and the compiler may be gone

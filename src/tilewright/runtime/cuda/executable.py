@@ -56,9 +56,7 @@ class CudaBound(Bound):
     def needed(self) -> int:
         """Bytes of results and intermediates, as far as their sizes are known before the call."""
         part = self.first
-        return part.arena_bytes + sum(
-            part.layouts.bytes_of(self.plan, b) for b in (*(b for b, *_ in part.outputs), *part.later)
-        )
+        return part.arena_bytes + sum(part.layouts.bytes_of(self.plan, b) for b in part.made)
 
     def pool(self) -> list[Workspace]:
         """Those whose memory nothing uses that the current stream does not wait for; none is kept of what runs while

@@ -13,6 +13,32 @@ struct tw_record {  // parameter p lies at bases[slots[p]] + offsets[p] (bytes)
   int64_t rows;  // the parameters of a row stand behind those of the one before
 };
 
+struct tw_kernel {  // points under the sizes at an address, and points worth one hand-over to another thread
+  tw_task task;
+  int64_t (*count)(const int64_t* sizes);
+  int64_t (*grain)(const int64_t* sizes);
+};
+
+// Sizes the records of launches whose kernels are numbered `kernels`: those over no points are left out, and those that
+// `alone` marks are one piece. `held`: threads watch for work, so that each point of the others is worth one. Returns how
+// many are left, negative and less one if none of them takes longer than it takes to let other Python threads run.
+TW_API int64_t tw_size(tw_record* records, const int64_t* kernels, int64_t count, const tw_kernel* of, const int64_t* sizes,
+                       const char* alone, int64_t held) {
+  int64_t left = 0;
+  bool brief = true;
+  for (int64_t i = 0; i < count; i++) {
+    const tw_kernel& kernel = of[kernels[i]];
+    int64_t points = kernel.count(sizes);
+    if (points <= 0) continue;
+    tw_record& r = records[left++] = records[i];
+    int64_t all = r.rows * points, grain = held ? 1 : std::max<int64_t>(1, kernel.grain(sizes));
+    brief &= all <= grain;
+    r.count = points;
+    r.grain = alone && alone[i] ? std::max(grain, all) : grain;
+  }
+  return brief ? -left - 1 : left;
+}
+
 namespace {
 struct Context {  // as generated kernels read it
   void* const* pointers;

@@ -6,15 +6,12 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
-from math import prod
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from tilewright import allocate
 from tilewright.errors import NoElements, OutOfMemory
-from tilewright.ir.expr import Expr
 from tilewright.ir.graph import PART
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
@@ -27,18 +24,15 @@ from tilewright.plan.data import (
     PlanSegment,
     Step,
     View,
-    core_ns_of,
 )
-from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
-from tilewright.tuning.input_limits import KEPT_MEMORY
 from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
-from .launch import BuiltUnit, Launching
-from .layouts import Layouts, arena_of, buffers_of
+from .launch import BuiltUnit, LaunchList
+from .layouts import Layouts, Made, arena_of, buffers_of
 from .reading import Lies, Reader, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
@@ -78,43 +72,44 @@ class BoundSegment:
         self.unit, self.checks = built.unit, built.checks
         check_preconditions(segment, sizes)
         self.make = maker_on(plan.device)
-        self.layouts = Layouts(plan, sizes, None if before is None else before.layouts)
+        self.layouts = layouts = Layouts(plan, sizes, None if before is None else before.layouts)
         self.sizes = array("q", [int(sizes.get(name, 0)) for name in plan.symbols] or [0])
         same = before if before is not None and before.segment is segment else None
-        self.buffers = buffers_of(plan, segment, number) if same is None else same.buffers
-        self.arena = arena_of(plan, self.layouts, self.buffers.arena, None if same is None else same.arena)
+        self.buffers = buffers = buffers_of(plan, segment, number) if same is None else same.buffers
+        self.arena = arena_of(plan, layouts, buffers.arena, None if same is None else same.arena)
         self.place, self.arena_bytes = self.arena.places, self.arena.bytes
-        stays = same is not None and same.arena is self.arena and same.layouts.offsets == self.layouts.offsets
-        self._located: dict[int, tuple[Launches, list[Launching]]] = (
+        stays = same is not None and same.arena is self.arena and same.layouts.offsets == layouts.offsets
+        self._located: dict[int, tuple[Launches, LaunchList]] = (
             same._located if same is not None and stays else {}
         )
         self._roots: dict[int, frozenset[int]] = {} if same is None else same._roots
         self._readers: dict[frozenset[int], Reader | None] = {} if same is None else same._readers
+        changed = self.layouts.changed if same is not None else range(len(plan.buffers))
+        self.made: dict[int, Made] = {} if same is None else dict(same.made)
+        for k in changed:
+            if k in buffers.tensors:
+                self.made[k] = k, layouts.shapes[k], layouts.strides[k], buffers.tensors[k]
+        """How tensors of their own are made; those that are not `later` are made first."""
+        self.outputs = tuple([o for k, o in self.made.items() if k not in buffers.later])
+        self.large = same is not None and same.large
+        """Whether some tensor may be worth large pages."""
         if plan.device == "cpu":
-            self._check_memory(self.buffers.own)
-        own = {
-            k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
-            for k in self.buffers.tensors
-        }
-        later = self.buffers.later
-        self.later = {k: o for k, o in own.items() if k in later}
-        """Tensors that are made in front of a step; `outputs` are made first."""
-        self.outputs = tuple(o for k, o in own.items() if k not in later)
-        if plan.device == "cpu" and any(
-            self.layouts.bytes_of(plan, k) >= CPU_WORK.min_huge_page_bytes for k in own
-        ):
-            self.make = large_maker(self.make)
+            self._look_at_memory(k for k in changed if k in buffers.large)
 
-    def _check_memory(self, buffers: Sequence[int]) -> None:
-        """Raise OutOfMemory where more is needed at a time than the machine has: Linux promises it all the same, and
-        ends the process when it is used."""
-        needed = self.arena_bytes
-        for k in buffers:
-            b, known = self.plan.buffers[k], self.layouts.strides[k]
-            if b.home in (Home.OUTPUT, Home.LIBRARY) and b.source < 0 and len(known) == len(b.spec.shape):
-                needed = max(needed, self.layouts.bytes_of(self.plan, k))
-        if needed > (reachable_bytes() or needed):
-            raise OutOfMemory("cpu", needed, reachable_bytes(), "all that the machine has")
+    def _look_at_memory(self, buffers: Iterable[int]) -> None:
+        """Raise OutOfMemory where the arena, or one of these, needs more at a time than the machine has: Linux promises
+        it all the same, and ends the process when it is used. And see which are worth large pages."""
+        layouts, plan, there = self.layouts, self.plan, reachable_bytes()
+        if there and max(self.arena_bytes, layouts.largest) > there:
+            sized = [b for b in buffers if len(layouts.strides[b]) == len(plan.buffers[b].spec.shape)]
+            needed = max([self.arena_bytes, *(layouts.bytes_of(plan, b) for b in sized)])
+            if needed > there:
+                raise OutOfMemory("cpu", needed, there, "all that the machine has")
+        least = CPU_WORK.min_huge_page_bytes
+        if self.large or layouts.largest >= least:
+            self.large = any(layouts.bytes_of(plan, k) >= least for k in self.made)
+            if self.large:
+                self.make = large_maker(self.make)
 
     def promise(self, b: int) -> Promise:
         """What a library call's result in buffer `b` must be, as far as sizes are known."""
@@ -148,12 +143,12 @@ class BoundSegment:
             return len(buffers), offset + self.place.get(b, 0)
         return b, offset
 
-    def located(self, step: Launches) -> list[Launching]:
+    def located(self, step: Launches) -> LaunchList:
         """Launches with the memory of their parameters, those of a list as one."""
         known = self._located.get(id(step))  # which keeps the step, so that no other one has its number
         if known is not None:
             return known[1]
-        found: list[Launching] = []
+        found = LaunchList()
         for rows in step.together():
             places = [self.locate(p) for x in rows for p in x.params]
             found.append((rows[0].kernel, places, len(rows)) if len(rows) > 1 else (rows[0].kernel, places))
@@ -187,74 +182,30 @@ class BoundSegment:
                 tensors[b] = self.make(shape, strides, dtype)
 
 
-def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
-    """The most bytes that one call has between its kernels and calls at a time (calls may take memory of their own
-    besides); None where sizes come from data."""
-    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
-        return None
-    align = KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes
-    return sum(allocate.pack(blocks, align)[1] for blocks in _held(plan, sizes, results=False))
-
-
-def live_bytes(plan: Plan, sizes: Mapping[str, Number], steps: int) -> tuple[int, ...] | None:
-    """Bytes of what a call has made and still holds while each of the `steps` of a cover runs, results among them; None
-    where sizes come from data."""
-    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
-        return None
-    change = [0] * (steps + 1)
-    for block in (block for blocks in _held(plan, sizes, results=True) for block in blocks):
-        change[min(block.start, steps)] += block.size
-        change[min(block.end, steps)] -= block.size
-    return tuple(accumulate(change))[:steps]
-
-
-def _held(plan: Plan, sizes: Mapping[str, Number], *, results: bool) -> list[list[allocate.Block]]:
-    """What lies between the kernels and calls of each segment, with what is returned or without it."""
-    layouts = Layouts(plan, sizes)
-    returned = {b for b in plan.outputs if isinstance(b, int)}
-    found: list[list[allocate.Block]] = [[] for _ in plan.segments]
-    for k, b in enumerate(plan.buffers):
-        own = b.home in (Home.LIBRARY, Home.OUTPUT) and (results or k not in returned)
-        if b.source < 0 and (b.home is Home.ARENA or own):
-            found[b.segment].append(allocate.Block(layouts.bytes_of(plan, k), b.start, b.end))
-    return found
-
-
-def copied_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
-    """Bytes that one call copies into its inputs behind what makes them; None where sizes come from data."""
-    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
-        return None
-    layouts = Layouts(plan, sizes)
-    into = [s.target for segment in plan.segments for s in segment.steps if isinstance(s, Copy)]
-    inside = [b for b in into if plan.buffers[root_of(plan.buffers, b)].home is Home.INPUT]
-    return sum(prod(layouts.shapes[b]) * plan.buffers[b].spec.dtype.bytes for b in inside)
-
-
 class Workspace:
     """Memory and prepared steps for one run of one segment at a time."""
 
     def __init__(self, part: BoundSegment) -> None:
         self.part = part
         self.constants = constants = list(part.built.constants)
-        plan = part.plan
+        plan, buffers = part.plan, part.buffers
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
         if plan.device == "cpu" and part.arena_bytes >= CPU_WORK.min_huge_page_bytes:
             on_large_pages(self.arena)
-        self.bases = array("Q", [0] * (len(plan.buffers) + 1))
+        self.bases = array("Q", [0]) * (len(plan.buffers) + 1)
         self.bases[-1] = self.arena.data_ptr()
-        sources = {x.source for x in plan.buffers}
-        used = sources | set(_tensors_used(part.segment))
-        self.lasting = {b: self._view(b, place) for b, place in part.place.items() if b in used}
+        self.lasting = {b: self._view(b, part.place[b]) for b in buffers.arena if b in buffers.used}
         """Tensors that are the same in every run."""
-        for k, b in enumerate(plan.buffers):
-            if b.home is Home.CONSTANT:
-                self.bases[k] = constants[b.index].data_ptr()
-                self.lasting[k] = constants[b.index]
+        for k, index in buffers.constants:
+            self.bases[k] = constants[index].data_ptr()
+            self.lasting[k] = constants[index]
         self.address = self.bases.buffer_info()[0]
         self.addressed = set[int]()
-        """Buffers whose addresses a run must know."""
-        self.seen = set[int]()
+        """Buffers whose addresses a run must know; found with the first `acts`."""
+        self._made: Sequence[int] | None = None
         self.runs: list[Callable[[], int]] = []
+        self.pending: Callable[[], None] | None = None
+        """What is to be done in front of the next run under the same sizes."""
         self.views: tuple[tuple[int, Tensor], ...] = ()
         """Tensors that each run begins with; known with its `acts`."""
 
@@ -262,12 +213,28 @@ class Workspace:
     def acts(self) -> tuple[Act, ...]:
         """What a run does, in order. Made when it is first asked for: a native call has no need of it."""
         steps = self.part.segment.steps
-        self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
-        if any(isinstance(s, CallStep) for s in steps):
-            self.seen = _tensors_seen(self.part.plan)
-        made = self.acts_between(0, len(steps))
+        if self._made is None:
+            self.add_addressed(slot for k in range(len(steps)) for slot in self.part.roots(k))
+        launched = [step for step in steps if isinstance(step, Launches)]
+        if len(launched) < len(steps) or self.part.checks is not None or self.part.buffers.later:
+            made = self.acts_between(0, len(steps))
+        else:
+            made = tuple(map(self._launches, launched))
         self.views = tuple(self.lasting.items())
         return made
+
+    def resize(self, part: BoundSegment) -> bool:
+        """Serve the same segment under other sizes from now on, if all lies where it lay. For one that nobody uses."""
+        old, new = self.part.layouts, part.layouts
+        if part.segment is not self.part.segment or part.arena is not self.part.arena:
+            return False
+        self.part = part
+        self.__dict__.pop("acts", None)
+        self.runs, self.pending = [], None
+        for b in part.buffers.arena if self.lasting else ():
+            if b in self.lasting and (new.shapes[b], new.strides[b]) != (old.shapes[b], old.strides[b]):
+                self.lasting[b] = self._view(b, part.place[b])
+        return True
 
     def prepare(self) -> Workspace:
         """This one, with what a run does at hand: made here, by one thread."""
@@ -287,7 +254,7 @@ class Workspace:
         """Note where the tensors of a run lie. Those of the inputs are there if they were `read`."""
         bases, constants = self.bases, self._read_constants
         known = read and constants is not None and constants(self.constants, self.address)
-        for b in self._made if known else self.addressed:
+        for b in self._made or () if known else self.addressed:
             if b < len(tensors) and (t := tensors[b]) is not None:
                 bases[b] = t.data_ptr()
 
@@ -316,7 +283,7 @@ class Workspace:
                 together = list(group)
                 for part in [together] if copies else [[row] for row in together]:
                     own = [b for _, made_first, _ in part for b in made_first]
-                    acts += [steps.making(*self.part.later[b], self.part.make, self.bases) for b in own]
+                    acts += [steps.making(*self.part.made[b], self.part.make, self.bases) for b in own]
                     acts += self._acts_of([step for step, *_ in part])
                     last = tuple(b for *_, frees in part for b in frees)
                     acts += [steps.freeing(last)] if last and calls else []
@@ -372,7 +339,7 @@ class Workspace:
                 return [self._launches(step)]
             case CallStep():
                 call = [steps.calling(step, self.part.layouts.sizes)]
-                took = self._nanoseconds(step.core_ns)
+                (took,) = self.part.layouts.nanoseconds(step)
                 if took is not None and took > self.part.plan.alone_ns:
                     call = [steps.sharing(call[0], took)]
                 guards = [steps.guarding(step)] if step.guarded else []
@@ -385,23 +352,13 @@ class Workspace:
     def _is_alone(self, step: Step) -> bool:
         """Whether the caller's thread does a step alone."""
         match step:
-            case Launches():
-                return all(self._is_small(x.core_ns) for x in step.launches)
-            case CallStep():
-                return self._is_small(step.core_ns)
+            case Launches() | CallStep():
+                least = self.part.plan.alone_ns
+                return all(ns is not None and ns <= least for ns in self.part.layouts.nanoseconds(step))
             case View():
                 return True
             case Copy():
                 return False
-
-    def _is_small(self, core_ns: Expr | None) -> bool:
-        """Whether what takes one core so long is not worth a second one."""
-        found = self._nanoseconds(core_ns)
-        return found is not None and found <= self.part.plan.alone_ns
-
-    def _nanoseconds(self, core_ns: Expr | None) -> int | None:
-        """A time under these sizes, as far as they are known."""
-        return None if core_ns is None else self.part.layouts.number(core_ns)
 
     def viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""
@@ -421,27 +378,23 @@ class Workspace:
             return None
         return unit.native_call(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
 
-    def located(self, step: Launches) -> list[Launching]:
+    def located(self, step: Launches) -> LaunchList:
         """Launches with the memory of their parameters, those of a list as one."""
         return self.part.located(step)
 
     def left_alone(self, step: Launches) -> list[bool]:
         """Which launches the caller's thread does alone."""
-        return [self._is_small(core_ns_of(rows)) for rows in step.together()]
+        least = self.part.plan.alone_ns
+        return [ns is not None and ns <= least for ns in self.part.layouts.nanoseconds_together(step)]
 
     def left_alone_held(self, step: Launches) -> list[bool]:
         """The same where threads watch for work."""
-        took = [self._nanoseconds(core_ns_of(rows)) for rows in step.together()]
-        return [ns is None or ns <= self.part.plan.handover_ns for ns in took]
+        least = self.part.plan.handover_ns
+        return [ns is None or ns <= least for ns in self.part.layouts.nanoseconds_together(step)]
 
     def takes(self, step: Step) -> int:
         """Nanoseconds that a step takes one core, as far as they are known."""
-        found = [
-            x.core_ns
-            for x in (step.launches if isinstance(step, Launches) else (step,))
-            if not isinstance(x, View | Copy)
-        ]
-        return sum(self._nanoseconds(x) or 0 for x in found)
+        return sum(ns or 0 for ns in self.part.layouts.nanoseconds(step))
 
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
@@ -457,43 +410,8 @@ class Workspace:
             if self.part.plan.buffers[b].home is Home.NUMBER:
                 acts.append(counting(step, k))
                 continue
-            if b in self.seen:
+            if b in self.part.buffers.seen:
                 acts.append(receiving(step, k, self.part.promise(b), by_kernels=b in self.addressed))
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts
-
-
-def _tensors_seen(plan: Plan) -> set[int]:
-    """Buffers that some step or the caller reads or shows, and what these are views of."""
-    found = {o for o in plan.outputs if isinstance(o, int)}
-    for segment in plan.segments:
-        found |= {m.buffer for m in segment.measures} | set(_tensors_used(segment))
-        for step in segment.steps:
-            match step:
-                case Launches():
-                    found |= {p for launch in step.launches for p in launch.params}
-                case View():
-                    found.add(step.buffer)
-                case CallStep() | Copy():
-                    pass
-    todo = list(found)
-    while todo:
-        source = plan.buffers[todo.pop()].source
-        if source >= 0 and source not in found:
-            found.add(source)
-            todo.append(source)
-    return found
-
-
-def _tensors_used(segment: PlanSegment) -> list[int]:
-    found: list[int] = []
-    for step in segment.steps:
-        match step:
-            case CallStep():
-                found += step.inputs
-            case Copy():
-                found += (step.source, step.target)
-            case View() | Launches():
-                pass
-    return found

@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
+from tilewright.ir.sizes.dims import ONE, ZERO
 from tilewright.ir.sizes.host import Number, number, size
 from tilewright.ir.sizes.repeats import same_repeats
 from tilewright.plan.bind import names_in
@@ -81,6 +82,9 @@ class Executable:
         self._lock = threading.Lock()
         self._recent: Bound | None = None
         self._readers = tuple(reader_of(b) for b in plan.bindings)
+        self._symbols = tuple(b.symbol for b in plan.bindings)
+        self._are_sizes = all(b.scale is ONE and b.shift is ZERO for b in plan.bindings)
+        """Whether what inputs tell are the sizes themselves."""
         self._fixed = guards.trusted and not self._readers
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
         self._template: list[Tensor | None] = [
@@ -201,15 +205,24 @@ class Executable:
         return bound
 
     def _use(self, bound: Bound) -> None:
-        """Keep workspaces only of the sizes seen last."""
+        """Keep workspaces only of the sizes seen last: they take over what those before had."""
         recent, self._recent = self._recent, bound
+        spare = None
         if recent is not None:
+            spare = recent.spare()
             recent.retain(False)
         bound.retain(True)
+        if spare is not None:
+            bound.take_over(spare)
 
     def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
         check_real(args)  # once: Dynamo's guards and our keys know the class of each tensor
-        sizes = solve(self.plan.bindings, args, self._readers) if self.guards.trusted else self._checked(args)
+        if not self.guards.trusted:
+            sizes = self._checked(args)
+        elif self._are_sizes:
+            sizes = dict(zip(self._symbols, cast(tuple[Number, ...], key), strict=True))
+        else:
+            sizes = solve(self.plan.bindings, args, self._readers)
         bound = self.bound(sizes)
         STATS.plan_misses += 1
         with self._lock:
@@ -284,7 +297,7 @@ class Executable:
     ) -> list[tuple[Tensor, Tensor]]:
         """Copy inputs whose strides differ from those compiled for; returns (input, copy) of those written to."""
         back: list[tuple[Tensor, Tensor]] = []
-        for k, _, strides in bound.inputs:
+        for k, strides in ((i.place, i.strides) for i in bound.table.inputs):
             t = args[k]
             if not isinstance(t, Tensor):
                 continue  # torch passes None for a token that only orders effects
@@ -328,7 +341,9 @@ class Executable:
                 f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input", hint=hint
             )
         ranges = [
-            (f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None
+            (f"input {i.place}", memory_range(t))
+            for i in bound.table.inputs
+            if (t := tensors[i.slot]) is not None
         ]
         late: list[tuple[Tensor, int]] = []
         layouts = bound.first.layouts

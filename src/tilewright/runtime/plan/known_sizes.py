@@ -72,33 +72,40 @@ class Bound:
         self.sizes = sizes
         self.first = BoundSegment(built, 0, sizes, None if before is None else before.first)
         layouts = self.first.layouts
-        self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         if before is None:
-            lies = [Lies(k, b, layouts.shapes[b], strides) for k, b, strides in self.inputs]
+            places = [(k, b) for k, b in enumerate(plan.arguments) if b >= 0]
+            lies = [Lies(k, b, layouts.shapes[b], layouts.strides[b]) for k, b in places]
             self.table = table_of(lies)
             """How inputs must lie."""
-            self._runs = _runs(lies)
+            self._runs, self._numbers = _runs(lies), {b: n for n, (_, b) in enumerate(places)}
         else:
-            changed = set(layouts.changed)
-            lies = [
-                Lies(i.place, i.slot, layouts.shapes[i.slot], layouts.strides[i.slot])
-                if i.slot in changed
-                else i
-                for i in before.table.inputs
-            ]
-            self.table, self._runs = table_of(lies, before.table), before._runs
+            self._runs, self._numbers = before._runs, before._numbers
+            lies = list(before.table.inputs)
+            changed = [n for b in layouts.changed if (n := self._numbers.get(b)) is not None]
+            for n in changed:
+                k, b = lies[n].place, lies[n].slot
+                lies[n] = Lies(k, b, layouts.shapes[b], layouts.strides[b])
+            self.table = table_of(lies, before.table, changed)
         self.read = table_reader(self.table)
         """Reads the addresses of all inputs, if they lie as compiled for."""
         self.free: list[Workspace] = []
         self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
-        self.quick = self.read is not None and _is_quick(plan) and built.checks is None
+        self.quick = (
+            self.read is not None
+            and built.checks is None
+            and (_is_quick(plan) if before is None else before.quick)
+        )
         """Whether kernels are all there is to run, and all results are tensors of their own."""
-        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
-        self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
+        self.order = before.order if before is not None else self._order() if self.quick else ()
         self.divided = False
         """Whether some kernel is worth a second thread, so that there is no native call."""
         self.run: Quick | None = (self.native_run(before) or self.quick_run()) if self.quick else None
+
+    def _order(self) -> tuple[int, ...]:
+        """Which of what is made each result is."""
+        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
+        return tuple(places[o] for o in self.plan.outputs if isinstance(o, int))
 
     def is_divided_at(self, sizes: Mapping[str, Number]) -> bool:
         """Whether it is most likely `divided` under other sizes, none of which is smaller."""
@@ -119,10 +126,13 @@ class Bound:
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
-        try:
-            return self.pool().pop()
-        except IndexError:
+        found = self.spare()
+        if found is None:
             return self.fresh()
+        pending, found.pending = found.pending, None
+        if pending is not None:
+            pending()
+        return found
 
     def fresh(self) -> Workspace:
         """A new one."""
@@ -132,6 +142,18 @@ class Bound:
         if self.join is not None:
             self.join(made)
         return made.prepare()
+
+    def spare(self) -> Workspace | None:
+        """One that nobody uses, which other sizes may have; None where none is kept."""
+        try:
+            return self.pool().pop()
+        except IndexError:
+            return None
+
+    def take_over(self, spare: Workspace) -> None:
+        """Keep what other sizes had, if it fits."""
+        if spare.resize(self.first):
+            self.give_back(self._ready(spare))
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""

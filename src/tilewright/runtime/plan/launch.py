@@ -50,20 +50,10 @@ class BuiltUnit(Protocol):
         ...
 
 
-class Tasks(Protocol):
-    """Kernels as native tasks."""
+class LaunchList(list[Launching]):
+    """Launches of a step. What the native side needs of them under any sizes is made once."""
 
-    def task(self, kernel: int) -> int:
-        """Address of the task function."""
-        ...
-
-    def count(self, kernel: int, sizes: int) -> int:
-        """Grid points under the sizes at address `sizes` (int64 each)."""
-        ...
-
-    def grain(self, kernel: int, sizes: int) -> int:
-        """Points worth one hand-over."""
-        ...
+    native: LaunchRows | None = None
 
 
 class DivisionByZero(TilewrightError, ZeroDivisionError, RuntimeError):
@@ -85,47 +75,23 @@ class LaunchRecord(ctypes.Structure):
     )
 
 
-class LaunchTable:
-    """Launch records of one run of kernels, with the memory that they point to."""
+class LaunchRows:
+    """Launches as the native side reads them, before sizes say how many points they have."""
 
-    __slots__ = ("_alive", "address", "brief", "count")
-
-    def __init__(
-        self,
-        unit: Tasks,
-        launches: Sequence[Launching],
-        sizes: int,
-        alone: Sequence[bool] = (),
-        *,
-        held: bool = False,
-    ) -> None:
-        """Launches over no points are left out; those that `alone` marks are one piece. `held`: threads watch for work,
-        so that each point of the others is worth one."""
-        made: list[tuple[int, int, int, int, Places]] = []
-        self.brief = True
-        """Whether no launch takes longer than it takes to let other Python threads run."""
-        for place, launch in enumerate(launches):
-            kernel, params, rows = launch[0], launch[1], rows_of(launch)
-            undivided = place < len(alone) and alone[place]
-            count = unit.count(kernel, sizes)
-            if count > 0:
-                grain = 1 if held else max(1, unit.grain(kernel, sizes))
-                self.brief &= rows * count <= grain
-                least = max(grain, rows * count) if undivided else grain
-                made.append((unit.task(kernel), count, least, rows, params))
-        slots = array("q", [slot for *_, params in made for slot, _ in params])
-        offsets = array("q", [offset for *_, params in made for _, offset in params])
-        records = (LaunchRecord * max(1, len(made)))()
+    def __init__(self, launches: Sequence[Launching], tasks: Sequence[int]) -> None:
+        """`tasks[k]`: the address of kernel k."""
+        places = [params for _, params, *_ in launches]
+        self._slots = array("q", [slot for params in places for slot, _ in params])
+        self._offsets = array("q", [offset for params in places for _, offset in params])
+        self.records = (LaunchRecord * max(1, len(launches)))()
+        self.kernels = array("q", [launch[0] for launch in launches])
         done = 0
-        for record, (task, count, grain, rows, params) in zip(records, made, strict=False):
-            record.task, record.count, record.grain, record.rows = task, count, grain, rows
-            record.params = len(params) // rows
-            record.slots = slots.buffer_info()[0] + 8 * done
-            record.offsets = offsets.buffer_info()[0] + 8 * done
+        for record, launch in zip(self.records, launches, strict=False):
+            kernel, params, rows = launch[0], launch[1], rows_of(launch)
+            record.task, record.rows, record.params = tasks[kernel], rows, len(params) // rows
+            record.slots = self._slots.buffer_info()[0] + 8 * done
+            record.offsets = self._offsets.buffer_info()[0] + 8 * done
             done += len(params)
-        self._alive = (slots, offsets, records)
-        self.address = ctypes.addressof(records)
-        self.count = len(made)
 
 
 def raise_error(code: int) -> None:

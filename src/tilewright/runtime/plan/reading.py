@@ -14,9 +14,8 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,7 @@ Reader = Callable[[Sequence[object], int], bool]
 stand in the row, or, without one, are those wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lies:
+class Lies(NamedTuple):
     """How an input must lie: the number of the argument, the slot of its address, its shape and its strides (elements);
     those of sizes 0 and 1 do not matter. `address`: where, for readers that compare. `like`: a tensor whose sizes, type
     and device it must have too."""
@@ -100,26 +98,37 @@ class LayoutTable(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int64), ("input", ctypes.c_void_p))
 
 
-def table_of(inputs: Sequence[Lies], before: LayoutTable | None = None) -> LayoutTable:
-    """The inputs as the native side reads them. Of as many others, `before`, rows are taken whose input is the same."""
+def table_of(
+    inputs: Sequence[Lies], before: LayoutTable | None = None, changed: Sequence[int] = ()
+) -> LayoutTable:
+    """The inputs as the native side reads them. Of as many others, `before`, all rows are taken but the `changed`."""
     if before is None:
         rows = (_Input * max(1, len(inputs)))()
         held: list[tuple[array[int], ...]] = [()] * len(inputs)
-        known: Sequence[Lies | None] = [None] * len(inputs)
+        changed = range(len(inputs))
     else:
         rows = type(before.rows).from_buffer_copy(before.rows)
-        held, known = before.held[:], before.inputs
-    for k, i in enumerate(inputs):
-        if i is known[k]:
-            continue
-        row, matters = rows[k], 0 not in i.shape
-        strides = array(
-            "q", [s if matters and n > 1 else -1 for n, s in zip(i.shape, i.strides, strict=True)]
+        held = before.held[:]
+    flat: list[int] = []
+    for k in changed:
+        shape, strides = inputs[k].shape, inputs[k].strides
+        flat += (
+            [s if n > 1 else -1 for n, s in zip(shape, strides, strict=True)]
+            if 0 not in shape
+            else [-1] * len(shape)
         )
+    elements = array("q", flat)
+    at = elements.buffer_info()[0]
+    for k in changed:
+        i, row = inputs[k], rows[k]
+        row.strides = at
+        at += elements.itemsize * len(i.shape)
+        if before is not None and i.like is None:  # a row of the same argument
+            held[k] = (elements,)
+            continue
         sizes = array("q", i.shape if i.like is not None else ())
-        held[k] = strides, sizes
-        row.place, row.slot, row.rank, row.wanted = i.place, i.slot, len(i.shape), i.address
-        row.strides, row.sizes = strides.buffer_info()[0], None
+        held[k] = elements, sizes
+        row.place, row.slot, row.rank, row.wanted, row.sizes = i.place, i.slot, len(i.shape), i.address, None
         if i.like is not None:
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
