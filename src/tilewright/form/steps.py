@@ -16,8 +16,8 @@ from .exp2 import unscale_maxima, use_erfc, use_log2
 from .lane_softmax import in_accesses
 from .products.mixed_heads import write_out_mixtures
 from .products.part_sums import in_part_sums
+from .products.quick_tanh import use_quick_tanh
 from .products.unit_row import with_unit_row
-from .quick_tanh import use_quick_tanh
 from .row_parts import in_row_parts
 from .sides.join_narrow import join_narrow
 from .sides.join_words import join_words

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.analysis.contraction import product_sides
+from tilewright.form.exp2 import constant_factor, products_of_halves
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, call, transform, walk
 from tilewright.ir.form import Form, Item
 from tilewright.tuning.thresholds import FORMS
-
-from .exp2 import constant_factor, products_of_halves
 
 _TERMS = frozenset({"add", "sub", "neg", "maximum", "minimum", "cast", "narrow"})
 """Operations whose results err as much as their arguments do."""
