@@ -31,6 +31,8 @@ FAULTS = RuntimeError, ValueError, TypeError, LookupError
 WAYS: dict[str, int] = {"triton": 0, "gluon 128": 128, "gluon 64": 64}
 """Contestant -> keys of a block; 0: the usual text."""
 CHOSEN = [0]
+PROPOSED: set[int] = set()
+"""Ways for which the program that was compiled last has a proposal."""
 usual_best = gpu.BlockScheduler.best
 
 
@@ -39,6 +41,7 @@ def best(self, form, by):
     found, keys = usual_best(self, form, by), CHOSEN[0]
     for proposal in specialised_proposals(found, by) if keys else ():
         if any(c.role is Role.STREAMED and c.tile == keys for c in proposal.schedule.tiling.classes):
+            PROPOSED.add(keys)
             return proposal
     return found
 
@@ -180,14 +183,17 @@ def inputs(name, device):
 
 
 def compiled(name, way, given):
-    """A row's program, compiled in one way."""
+    """A row's program, compiled in one way. Raises LookupError if there is no such way."""
     import tilewright
 
     CHOSEN[0] = WAYS[way]
+    PROPOSED.clear()
     call = tilewright.compile(
         ROWS[name][0]().eval(), given, options={"contractions": "inside", "measure": False}
     )
     CHOSEN[0] = 0
+    if WAYS[way] and not PROPOSED:
+        raise LookupError(f"nothing is proposed for {name}, {way}")
     return call
 
 

@@ -24,9 +24,10 @@ GIB = 1 << 30
 Language = Literal["cpp", "triton"]
 
 
-COARSE = ("tanh", "erfc")
+ONE_PLUS_ERF = "1 + erf"
+COARSE = ("tanh", ONE_PLUS_ERF)
 """What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh), or need ex2 and a short polynomial
-for."""
+for: 1 + erf(x), or 1 - erf(x), as a factor."""
 
 QUICK = ("exp2", "log2", "erfc", "tanh")
 """What NVIDIA's devices have (PTX ISA 8.0: ex2, lg2, rcp), or need these and a polynomial for."""

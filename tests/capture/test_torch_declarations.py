@@ -181,3 +181,6 @@ def test_upsampling_of_no_images_is_declared(mode: str, dims: int) -> None:
     y.sum().backward()
     assert x.grad is not None
     assert x.grad.shape == x.shape
+    with FakeTensorMode() as fake, pytest.raises(RuntimeError, match="Non-empty"):
+        nothing = fake.from_tensor(torch.empty((0, 3, *[0] * dims)))
+        nn.functional.interpolate(nothing, size=[2] * dims, mode=mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -196,6 +197,18 @@ def test_a_tensor_read_forwards_and_backwards(dynamic: bool) -> None:
             program, (x, y), dims={"x": {0: "n"}, "y": {0: "n"}} if dynamic else None
         )
         torch.testing.assert_close(compiled(x, y), program(x, y))
+
+
+def test_arguments_that_cannot_be_compared() -> None:
+    """Objects that hold tensors are equal where these are, element by element: a question without an answer."""
+
+    @dataclass
+    class Held:
+        x: torch.Tensor
+
+    double = tilewright.compile(lambda held: held.x * 2)
+    for rows in (3, 3, 4):
+        assert torch.equal(double(Held(torch.ones(rows, 4))), torch.full((rows, 4), 2.0))
 
 
 @pytest.mark.parametrize("program", [torch.max, torch.min, lambda x: x.max(0), lambda x: x.min(0).values])

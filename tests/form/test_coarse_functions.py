@@ -31,9 +31,20 @@ def slope(x: Tensor) -> Tensor:
         (F.gelu, X, {}, {"quick_erfc"}),
         (F.gelu, X.half(), {"round_intermediates": True}, {"quick_erfc"}),
         (slope, X.half(), {}, {"quick_erfc"}),
+        (torch.erfc, X.bfloat16(), {}, set()),
         (lambda x: F.gelu(x.float()).half(), X.half(), {}, {"quick_erfc"}),
     ],
-    ids=["fp16", "bf16", "behind a product", "tanh", "fp32", "rounded", "slope", "rounded by the program"],
+    ids=[
+        "fp16",
+        "bf16",
+        "behind a product",
+        "tanh",
+        "fp32",
+        "rounded",
+        "slope",
+        "erfc",
+        "rounded by the program",
+    ],
 )
 def test_factors_of_halves(
     function: Callable[[Tensor], Tensor], x: Tensor, options: dict[str, bool], found: set[str]

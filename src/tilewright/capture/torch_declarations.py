@@ -144,12 +144,18 @@ _NEAREST: tuple[OpOverload, ...] = tuple(
 
 def also_of_no_images(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The declaration `usual` of an upsampling for a batch without images, too: there torch 2.13 asks a number where
-    it takes a bool alone. It is that of one image, without it."""
+    it takes a bool alone. It is that of one image, without it. Images that are nothing are refused as eager refuses
+    them: sizes that are divided by would be 0."""
 
     @functools.wraps(usual)
     def declared(x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        if type(x.shape[0]) is not int or x.shape[0] != 0:  # of a symbol nothing is asked
+        known = [n for n in x.shape if type(n) is int]  # of a symbol nothing is asked
+        if 0 not in known:
             return usual(x, *rest, **named)
+        if type(x.shape[0]) is not int or 0 in known[1:]:
+            raise RuntimeError(
+                f"Non-empty {x.dim()}D data tensor expected but got a tensor with sizes {list(x.shape)}"
+            )
         y = usual(x.new_empty((1, *x.shape[1:])), *rest, **named)
         return y.new_empty((0, *y.shape[1:]))
 

@@ -34,6 +34,7 @@ from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.identities import CASTS, INDEX_COMPARISONS
+from tilewright.target import ONE_PLUS_ERF
 from tilewright.tuning.search_limits import EXPRESSIONS
 
 from .exp2 import argument_of_erfc
@@ -136,7 +137,7 @@ class _Composer:
     def inline(self, body: Expr, op: Op) -> Expr:
         """Reads of values made in the kernel become their expressions; halves are computed in fp32."""
         done: dict[Expr, Expr] = {}
-        factors = _factors(body) if "erfc" in self.coarse and not self.round_halves else set[Expr]()
+        factors = _factors(body) if ONE_PLUS_ERF in self.coarse and not self.round_halves else set[Expr]()
         for x in walk(body):
             args = tuple(done[a] for a in x.args)
             if x.op == "read":
@@ -253,15 +254,17 @@ def _types_before_widening(e: Expr) -> set[DType]:
 
 
 def _factors(body: Expr) -> set[Expr]:
-    """The factors of a product in half precision, whose relative errors are those of its result."""
-    found, todo = set[Expr](), [body]
+    """The factors of a product in half precision, whose relative errors are those of its result, or all of what is no
+    product; those alone that are read by nothing else."""
+    found, inside, todo = set[Expr](), set[Expr](), [body]
     while todo:
         x = todo.pop()
         if x.dtype.is_half and x.op == "mul":
+            inside.add(x)
             todo += x.args
         elif x.dtype.is_half:
             found.add(x)
-    return found
+    return found - {a for x in walk(body) if x not in inside for a in x.args}
 
 
 def _multiplies_halves(op: Op) -> bool:

@@ -118,7 +118,8 @@ def _without_sign(e: Expr) -> Expr | None:
     """|a| = max(a, -a), for an index."""
     if e.op != "abs" or e.dtype is not i64:
         return None
-    return dims.maximum(e.args[0], dims.mul(e.args[0], dims.integer(-1)))
+    inside = transform(e.args[0], _without_sign)
+    return dims.maximum(inside, dims.mul(inside, dims.integer(-1)))
 
 
 def _without_negative(e: Expr) -> Expr:

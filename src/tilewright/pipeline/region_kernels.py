@@ -83,20 +83,18 @@ class RegionTrial:
         contests = {key: contest for key, contest in contests.items() if trial.fits(contest.contestants)}
         STATS.timed += len(contests)
         times = trial([contest.contestants for contest in contests.values()])
-        for (key, contest), (library, *mine) in zip(contests.items(), times, strict=True):
-            ours = min((t for t in mine if t is not None), default=None)
-            if library is None or ours is None:
+        schedules = verdicts_of(self.builder, where, stored=self.stores)
+        for (key, contest), (library, usual, *others) in zip(contests.items(), times, strict=True):
+            if library is None or usual is None:
                 continue
-            what, wins = told(left[key][1].region), ours <= most * library
+            what = told(left[key][1].region)
+            fastest = fastest_schedules(usual, list(zip(contest.specialised, others, strict=True)), what)
+            ours = min((float(str(entry["seconds"])) for entry in fastest.values()), default=usual)
+            wins = ours <= most * library
             known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
             verdicts.put(key, known[key])
-            if wins and mine[0] is not None:
-                # What won is what is built, though no time may be left by then.
-                timed = list(zip(contest.specialised, mine[1:], strict=True))
-                keep_schedules(
-                    fastest_schedules(mine[0], timed, what),
-                    verdicts_of(self.builder, where, stored=self.stores),
-                )
+            if wins:  # what won is what is built, though no time may be left by then
+                keep_schedules(fastest, schedules)
         return known
 
     def _contest(self, theirs: Graph, ours: Graph) -> _RegionContest:

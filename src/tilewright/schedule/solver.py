@@ -88,7 +88,7 @@ class Solver:
         """Modelled seconds of what was decided for a kernel at the usual sizes, at other ones. Raises IllegalSchedule
         if it has no legal form."""
         key = kernel_key(kernel, layouts)
-        if key in self.shrunk:
+        if key in self.shrunk and self._preferred(kernel, layouts, key) is None:
             return self.shrunk[key].seconds_at(kernel, layouts, hints)
         found = self._solution(kernel, layouts, key)
         return self.scheduler.seconds(found.form, found.schedule, self.target, hints)
@@ -149,7 +149,7 @@ class Solver:
         if schedule is not None:
             return self._given(kernel, layouts, schedule)
         key = kernel_key(kernel, layouts)
-        if key in self.shrunk:
+        if key in self.shrunk and self._preferred(kernel, layouts, key) is None:
             return self.shrunk[key].solve(kernel, layouts)
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)

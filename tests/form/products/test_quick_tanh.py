@@ -27,10 +27,36 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(s.masked_fill(hidden, -math.inf), -1).to(v.dtype) @ v
 
 
-def shown(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """With the sums of what nobody may have changed."""
-    s = 50 * torch.tanh((q @ k.transpose(-1, -2)).float() / 400)
-    return torch.softmax(s, -1).to(v.dtype) @ v, s.sum(-1)
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return 50 * torch.tanh((q @ k.transpose(-1, -2)).float() / 400)
+
+
+def also(what: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Attention beside something of its scores, which nobody may have changed."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = scores(q, k)
+        return torch.softmax(s, -1).to(v.dtype) @ v, what(s)
+
+    return run
+
+
+def weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of fp32, which no product rounds."""
+    return torch.softmax(scores(q, k), -1)
+
+
+def divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """By sums that no product of weights is divided by."""
+    s = scores(q, k)
+    return (q @ k.transpose(-1, -2)).float().sum(-1) / torch.exp(s - s.amax(-1, True)).sum(-1)
+
+
+def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """By many times a maximum, whose error counts as often."""
+    s = scores(q, k)
+    p = torch.exp(s - 20.0 * s.amax(-1, True))
+    return (p / p.sum(-1, True)).to(v.dtype) @ v
 
 
 def far(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -45,11 +71,31 @@ def far(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (capped, [t.bfloat16() for t in HALVES], True),
         (masked, HALVES, True),
         (far, HALVES, False),
-        (shown, HALVES, False),
+        (also(lambda s: s.sum(-1)), HALVES, False),
+        (also(lambda s: s.amax(-1)), HALVES, False),
+        (also(lambda s: s.logsumexp(-1)), HALVES, False),
+        (also(lambda s: torch.exp(s - s.amax(-1, True)).sum(-1)), HALVES, False),
+        (weights, HALVES, False),
+        (divided, HALVES, False),
+        (shifted, HALVES, False),
         (capped, [t.float() for t in HALVES], False),
         (lambda q, k, v: torch.tanh((q @ k.mT).float()), HALVES, False),
     ],
-    ids=["fp16", "bf16", "masked", "large", "sums of it", "fp32", "no exponent"],
+    ids=[
+        "fp16",
+        "bf16",
+        "masked",
+        "large",
+        "sums of scores",
+        "maxima",
+        "logarithm",
+        "sums of powers",
+        "weights",
+        "divided",
+        "shifted",
+        "fp32",
+        "no exponent",
+    ],
 )
 def test_where_tangents_are_quick(function: Callable[..., Tensor], inputs: list[Tensor], quick: bool) -> None:
     programs = [k.program for k in compiled(function, inputs).kernels]

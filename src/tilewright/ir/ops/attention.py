@@ -84,7 +84,8 @@ def attention(
         depth = dims.static(q.shape[-1])
         scale = const(1 / math.sqrt(depth), acc) if depth else call("rsqrt", cast(q.shape[-1], acc))
     scores = _masked(b, _scores(b, q, k, scale), mask, causal)
-    powers, top, total, divisor = _powers(b, scores, -1, may_be_empty=mask is not None)
+    empty = mask is not None or not dims.at_least(k.shape[-2], 1)
+    powers, top, total, divisor = _powers(b, scores, -1, may_be_empty=empty)
     # The fused kernels of torch multiply powers of the type of the operands, and divide behind the product.
     weights = pointwise(b, "narrow", lambda e: narrow(e, q.dtype), powers)
     out = pointwise(b, "softmax", lambda e, s: call("div", e, s), _product(b, weights, v, q), divisor)

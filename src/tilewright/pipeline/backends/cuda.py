@@ -13,7 +13,7 @@ from torch._dispatch.python import no_python_dispatcher
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.gluon.kernel import emit_kernel
 from tilewright.emit.triton.kernel import TritonSource
-from tilewright.errors import KernelRefused, SharedMemoryExceeded, warn_once
+from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded, warn_once
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Loop
 from tilewright.ir.kernel import Scheduled
@@ -107,14 +107,14 @@ class CudaBackend:
             except KernelRefused as refused:
                 behind = [programs[wanted[k][0]] for k in refused.kernels]
                 of = {kernel_key(*step): step for step in kernels_behind(steps, scheduled, behind)}
-                tries.update(list(of))
                 named = name_refused(refused, steps, scheduled, behind)
-                forgotten = [k for k, _ in of.values() if not builder.given and solver.forget_preferred(k)]
-                if forgotten:
-                    warn_once(f"a schedule that was measured before is not taken: {named}")
-                elif builder.given or not _shrink_shared_memory(
-                    solver, of, tries, refused, isinstance(named, RefusedKernels)
-                ):
+                if any(kernel in builder.given for kernel, _ in of.values()):
+                    raise named from refused
+                theirs = isinstance(named, RefusedKernels)
+                if theirs or isinstance(refused, SharedMemoryExceeded):
+                    of = _without_forgotten(solver, of, named)
+                tries.update(list(of))
+                if of and not _shrink_shared_memory(solver, of, tries, refused, theirs):
                     raise named from refused
                 scheduled = builder.solved(steps)
                 continue
@@ -243,6 +243,17 @@ def _at_typical_sizes(
         next((b.program for b in s.buckets if number(b.condition, hints.sizes)), s.program) for s in scheduled
     ]
     return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, hints.sizes)))
+
+
+def _without_forgotten(
+    solver: Solver, refused: Mapping[str, PlacedKernel], why: BuildError
+) -> dict[str, PlacedKernel]:
+    """The kernels that were `refused` under the schedules that the model prefers. Of others the schedule that a clock
+    preferred is forgotten, and that is said."""
+    left = {key: step for key, step in refused.items() if not solver.forget_preferred(step[0])}
+    if len(left) < len(refused):
+        warn_once(f"a schedule that was measured before is not taken: {why}")
+    return left
 
 
 def _shrink_shared_memory(

@@ -148,6 +148,18 @@ class Example:
         """The shape of each flat argument that is a tensor."""
         return tuple(x.shape if isinstance(x, TensorLike) else None for x in self.leaves)
 
+    def is_like(self, other: Example) -> bool:
+        """Whether arguments nest so and are like these. What equality says of other objects, or may not say (those
+        that hold tensors), is not asked: they are like all of their type."""
+        return self.spec == other.spec and all(map(_are_alike, self.leaves, other.leaves))
+
+
+_COMPARED = (TensorLike, bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def _are_alike(a: object, b: object) -> bool:
+    return type(a) is type(b) and (a == b if isinstance(a, _COMPARED) else True)
+
 
 def example_of(args: Sequence[object], kwargs: Mapping[str, object]) -> Example:
     """The form of a call."""

@@ -219,7 +219,8 @@ class TracedWay(ReportsOfParts):
         _refuse_modes()
         given = by_name(self.target, args, kwargs)
         example = example_of(args, kwargs)
-        if example not in self.examples and len(self.examples) < GRAPHS.max_short_ways:
+        known = any(map(example.is_like, self.examples))
+        if not known and len(self.examples) < GRAPHS.max_short_ways:
             self.examples.append(example)
         oblivious = self.oblivious and not _has_empty(args, kwargs)
         marked = mark_dynamic(self.naming.place_of(given), oblivious)

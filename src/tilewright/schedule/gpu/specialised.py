@@ -30,7 +30,7 @@ def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]
     rows = [c.axis for c in blocks if c.role is Role.GRID]
     if len(rows) != 1 or sum(c.role is Role.STREAMED for c in blocks) != 1:
         return ()
-    # Each strip of a block must have a row.
+    # Fewer rows would leave a warp group of each block without work.
     count = dims.static(rows[0].extent)
     if count is not None and count <= SPECIALISED.rows - STRIP_ROWS:
         return ()
