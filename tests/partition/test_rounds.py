@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.attention.regions import graph_of, weights, work
+from tests.support.attention.regions import graph_of, weights, with_columns, work
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
 from tests.support.one_kernel import capture
@@ -22,7 +24,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
 from tilewright.partition.candidates import candidates
 from tilewright.partition.covering import rounds
-from tilewright.partition.covering.cheapest_sets import choices
+from tilewright.partition.covering.cheapest_sets import choices, least_seconds
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import CANDIDATES
 
@@ -150,3 +152,25 @@ def test_a_region_whose_kernels_are_all_refused_is_left(monkeypatch: pytest.Monk
     found = candidates(graph, price, 1, NO_HINTS, guess=work)
     assert 300 < asked <= 300 + CANDIDATES.priced_per_round * len(graph.ops)
     assert not choices(graph, found.kept)
+
+
+def test_the_least_seconds_of_each_kernel_are_those_of_trying_all_sets() -> None:
+    graph = graph_of(with_columns)
+    found = candidates(graph, work, 1, NO_HINTS).fit
+    required = {v for v in graph.outputs if isinstance(v, Value)}
+    tried = [math.inf] * len(found)
+    for n in range(1, 4):
+        for some in itertools.permutations(range(len(found)), n):
+            made: set[Value] = set()
+            for k in some:
+                if not found[k].cuts <= made or found[k].stores <= made:
+                    break
+                made |= found[k].stores
+            else:
+                for k in some if required <= made else ():
+                    tried[k] = min(tried[k], sum(found[m].seconds for m in some))
+    assert 3 < len(found) < 40
+    best = min(tried)
+    pairs = zip(least_seconds(graph, found), tried, strict=True)
+    assert all(a == b or min(a, b) > best for a, b in pairs)  # slow sets may have more kernels
+    assert min(least_seconds(graph, found)) == best

@@ -78,7 +78,7 @@ def candidates(
             found.append(Candidate(kernel, given, rounds.seconds[k]))
         except IllegalSchedule as problem:
             why = problem.about(name(kernel.ops[problem.source])) if problem.source >= 0 else str(problem)
-            alike = (kernel, *rounds.drop_larger(k)) if problem.lasts else (kernel,)
+            alike = (kernel, *rounds.end_larger(k)) if problem.lasts else (kernel,)
             refused.setdefault(why, {}).update(dict.fromkeys(v for k in alike for v in k.outputs))
     narrow |= dict.fromkeys(v for k in sorted(rounds.narrow) for v in kernels[k][0].outputs)
     fit = _undominated(found)

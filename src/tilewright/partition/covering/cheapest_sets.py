@@ -69,6 +69,7 @@ class Left:
             (k, self.number(c.cuts), self.number(c.kernel.outputs), c.seconds) for k, c in enumerate(kernels)
         ]
         self.known: dict[int, float] = {}
+        self.ahead: dict[int, list[tuple[int, int, float]]] = {}
 
     def number(self, values: Iterable[Value]) -> int:
         """A set of values."""
@@ -77,35 +78,48 @@ class Left:
     def __call__(self, made: int) -> float:
         if not self.required & ~made:
             return 0.0
-        if made not in self.known:
-            rest = (seconds + self(after) for _, after, seconds in self.next(made))
-            self.known[made] = min(rest, default=math.inf)
-        return self.known[made]
+        least = self.known.get(made)
+        if least is None:
+            least = math.inf
+            for _, after, seconds in self.next(made):
+                rest = self.known.get(after)
+                least = min(least, seconds + (self(after) if rest is None else rest))
+            self.known[made] = least
+        return least
 
     def next(self, made: int) -> list[tuple[int, int, float]]:
         """The kernels that can run and that make something new: the number of each, what is made then, its seconds."""
-        missing = ~made
-        return [
-            (k, made | stores, seconds)
-            for k, cuts, stores, seconds in self.steps
-            if not cuts & missing and stores & missing
-        ]
+        found = self.ahead.get(made)
+        if found is None:
+            missing = ~made
+            found = self.ahead[made] = [
+                (k, made | stores, seconds)
+                for k, cuts, stores, seconds in self.steps
+                if not cuts & missing and stores & missing
+            ]
+        return found
 
 
 def least_seconds(region: Graph, found: Sequence[Candidate]) -> list[float]:
     """For each kernel the least seconds of a set that it stands in and that makes what is required."""
     left = Left(found, required_results(region))
+    left(0)
     soonest: dict[int, float] = {0: 0.0}
     todo: list[tuple[int, int]] = [(0, 0)]
     least = [math.inf] * len(found)
     while todo:  # fewer values first: all ways to a set are known before it is left
         _, made = heapq.heappop(todo)
+        here = soonest[made]
         for k, after, seconds in left.next(made):
-            ahead = soonest[made] + seconds
-            least[k] = min(least[k], ahead + left(after))
-            if after not in soonest:
+            ahead = here + seconds
+            whole = ahead + left.known.get(after, 0.0)  # nothing is left where all that is required is made
+            if whole < least[k]:
+                least[k] = whole
+            before = soonest.get(after)
+            if before is None:
                 heapq.heappush(todo, (after.bit_count(), after))
-            soonest[after] = min(soonest.get(after, math.inf), ahead)
+            if before is None or ahead < before:
+                soonest[after] = ahead
     return least
 
 

@@ -57,8 +57,10 @@ class Rounds:
         self.region, self.kernels, self.wide = region, kernels, wide
         self.left = dict.fromkeys(range(len(kernels)))
         self.narrow: list[int] = []
-        self.priced = self.spent = self.ended = 0
-        """How many kernels count as priced, their ops, and the ops of those that do not count."""
+        self.priced = self.spent = 0
+        """How many kernels were priced or refused, and how many ops those have that were asked for."""
+        self.ended: set[int] = set()
+        """Kernels that are refused because smaller ones were."""
         many = self.more_than(len(kernels) if guess is None else CANDIDATES.max_priced_kernels)
         self.guessed = [guess(kernel) for kernel, _ in kernels] if many and guess is not None else None
         self.seconds: dict[int, float] = {}
@@ -73,24 +75,23 @@ class Rounds:
                 return True
         return False
 
-    def drop_larger(self, k: int) -> list[Kernel]:
-        """What is left that computes and stores as much as a kernel that was refused: it would be refused, too. That
-        kernel's form ended early: it leaves its room to others."""
-        size = len(self.kernels[k][0].ops)
-        self.priced, self.spent, self.ended = self.priced - 1, self.spent - size, self.ended + size
+    def end_larger(self, k: int) -> list[Kernel]:
+        """What is left that computes and stores as much as a kernel that was refused: it is refused, too, once its turn
+        comes, but nobody is asked for its price."""
         ops, stores = (frozenset(part) for part in (self.kernels[k][0].ops, self.kernels[k][0].outputs))
         larger = [
             n
             for n in self.left
-            if stores.issubset(self.kernels[n][0].outputs) and ops.issubset(self.kernels[n][0].ops)
+            if n not in self.ended
+            and stores.issubset(self.kernels[n][0].outputs)
+            and ops.issubset(self.kernels[n][0].ops)
         ]
-        for n in larger:
-            del self.left[n]
+        self.ended.update(larger)
         return [self.kernels[n][0] for n in larger]
 
     def keeps(self, k: int) -> bool:
-        """Whether a kernel is wide enough; else it is gone."""
-        if self.wide(self.kernels[k][0]):
+        """Whether a kernel is wide enough, or refused anyway; else it is gone."""
+        if k in self.ended or self.wide(self.kernels[k][0]):
             return True
         del self.left[k]
         self.narrow.append(k)
@@ -100,9 +101,9 @@ class Rounds:
         """The kernels that are worth a price: who gets one tells it before the next."""
         while batch := list(self.left) if self.guessed is None else self.best(self.guessed):
             for k in batch:
-                if k in self.left:
-                    del self.left[k]
-                    self.priced += 1
+                del self.left[k]
+                self.priced += 1
+                if k not in self.ended:
                     self.spent += len(self.kernels[k][0].ops)
                     yield k
 
@@ -112,20 +113,21 @@ class Rounds:
         rate = min((seconds / guessed[k] for k, seconds in self.seconds.items()), default=1.0)
         rate = min(rate, CANDIDATES.max_guess_rate_ratio)
         room = min(self.room(), CANDIDATES.priced_per_round)
-        while True:
+        while room:
             promising = self.promising(self.seconds | {k: rate * guessed[k] for k in self.left})
             batch = promising[:room]
             # Sets of narrow kernels may be as fast as that of the last one, which then has a slower one, or none.
             near = [k for s, k in promising if batch and s <= batch[-1][0]]
             if sum(map(self.keeps, near)) == len(near):
                 return [k for _, k in batch]
+        return []
 
     def room(self) -> int:
         """How many more kernels may be priced."""
         priced = [Candidate(*self.kernels[k], seconds) for k, seconds in self.seconds.items()]
         if math.isinf(Left(priced, required_results(self.region))(0)):
             # what was priced so far makes not all that is required
-            return 0 if self.spent + self.ended > CANDIDATES.max_refused_ops else CANDIDATES.priced_per_round
+            return 0 if self.spent > CANDIDATES.max_refused_ops else CANDIDATES.priced_per_round
         ops = (CANDIDATES.max_priced_ops - self.spent) // len(self.region.ops)
         return max(0, min(CANDIDATES.max_priced_kernels - self.priced, ops))
 
