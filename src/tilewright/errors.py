@@ -141,11 +141,14 @@ class CompilerMissing(BuildError):
 
 class IllegalSchedule(TilewrightError):
     """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `source` is
-    the place in the kernel of the op that "a reduction" in the message means (-1: none)."""
+    the place in the kernel of the op that "a reduction" in the message means (-1: none). What `lasts` is true of every
+    kernel that computes and stores as much and more."""
 
-    def __init__(self, message: str, *, law: str, source: int = -1, phase: str = "schedule") -> None:
+    def __init__(
+        self, message: str, *, law: str, source: int = -1, phase: str = "schedule", lasts: bool = False
+    ) -> None:
         super().__init__(message, phase=phase)
-        self.law, self.source = law, source
+        self.law, self.source, self.lasts = law, source, lasts
 
     def __str__(self) -> str:
         """As the base class, with the law at the end."""

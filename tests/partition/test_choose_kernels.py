@@ -25,9 +25,11 @@ from tilewright.ir.kernel import Kernel
 from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition import candidates as mapping
-from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
+from tilewright.partition.candidates import _between, _Paths, candidates
 from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
+from tilewright.partition.covering import rounds
+from tilewright.partition.covering.cheapest_sets import Candidate, choices
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import kernel_prices
 from tilewright.rewrite.normal.normalise import normalise
@@ -283,7 +285,7 @@ def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) 
             raise IllegalSchedule("no form", law="none")
         return work(kernel)
 
-    monkeypatch.setattr(mapping, "CANDIDATES", replace(CANDIDATES, max_priced_kernels=4))
+    monkeypatch.setattr(rounds, "CANDIDATES", replace(CANDIDATES, max_priced_kernels=4))
     few = candidates(graph, price, 1, NO_HINTS, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
     (again,) = choices(graph, few.kept)
     assert again.seconds == best.seconds

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph, Value
-from tilewright.partition.candidates import TWICE, Candidate, candidates
+from tilewright.partition.candidates import TWICE, candidates
+from tilewright.partition.covering.cheapest_sets import Candidate
 from tilewright.partition.regions import is_product
 
 

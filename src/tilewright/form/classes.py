@@ -56,7 +56,7 @@ def make_form(
         clones -= len(fitted.items) - len(form.items)
         form = fitted
     else:
-        raise IllegalSchedule("reductions keep being recomputed at new indices", law=_PLAIN, phase="schedule")
+        raise IllegalSchedule("reductions keep being recomputed at new indices", law=_PLAIN, lasts=True)
     return _merge(drop_dead(_shared_folds(form)))
 
 
@@ -269,7 +269,9 @@ def _clone_misfits(form: Form, budget: int) -> Form:
                 "a reduction is read at an index that comes from data", law=_PLAIN, source=fold.source
             )
         if fold.scan is not None or len(items) - len(form.items) >= budget:
-            raise IllegalSchedule("a reduction is read through a map", law=_PLAIN, source=fold.source)
+            raise IllegalSchedule(
+                "a reduction is read through a map", law=_PLAIN, source=fold.source, lasts=True
+            )
         fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
         age += len(fresh)
         table = {axis(a): axis(b) for a, b in fresh.items()} | {

@@ -1,4 +1,4 @@
-"""Kernels of a region, not necessarily convex, and the cheapest set of them that makes the results of the region.
+"""Kernels of a region, not necessarily convex, of which the cheapest set is sought that makes the region's results.
 
 A kernel is given by the values it stores and the ones it reads although the region makes them (its *cuts*): its ops are
 all that lies between, computed again where another kernel computes them too. Only small values are stored or cut. As in
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tilewright.analysis.dependence.properties import NO_CLASS, classes_of, parallelism
+from tilewright.analysis.dependence.properties import NO_CLASS, classes_of
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
@@ -28,26 +27,16 @@ from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES, SIZES
 
+from .covering.cheapest_sets import Candidate, Choice, least_seconds, required_results
+from .covering.rounds import Rounds, Width
 from .recompute import RefoldedProducts
 from .regions import is_product, makes_as_much
 
 T = TypeVar("T")
 TWICE = "a small product is added up anew beside a value folded of it"
 """What is told of kernels that `RefoldedProducts` forbids."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A kernel that reads `cuts` besides what the region reads, and its modelled seconds."""
-
-    kernel: Kernel
-    cuts: frozenset[Value]
-    seconds: float
-
-    @property
-    def stores(self) -> frozenset[Value]:
-        """The values that it makes for others."""
-        return frozenset(self.kernel.outputs)
+NARROW = "too few tiles run side by side"
+"""What is told of kernels that do not fill a machine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +48,6 @@ class Candidates:
     tried: int
     refused: tuple[str, ...]
     fit: tuple[Candidate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """Kernels that together make the results of a region, in an order in which they may run; modelled seconds."""
-
-    kernels: tuple[Candidate, ...]
-    seconds: float
 
 
 def candidates(
@@ -88,25 +69,24 @@ def candidates(
     if twice:
         refused[TWICE] = dict.fromkeys(v for k in twice for v in k.outputs)
     kernels = [(kernel, given) for kernel, given in kernels if not refolded.are_in(kernel, given)]
-    wide = _Width([kernel for kernel, _ in kernels], cores, hints)
-    narrow = [kernel for kernel, _ in kernels if not wide(kernel)]
-    if narrow:
-        refused["too few tiles run side by side"] = dict.fromkeys(v for k in narrow for v in k.outputs)
-    kernels = [(kernel, given) for kernel, given in kernels if wide(kernel)]
-    rounds = _Rounds(region, kernels, guess)
-    while batch := rounds.next():
-        for k in batch:
-            kernel, given = kernels[k]
-            try:
-                rounds.seconds[k] = price(kernel, region.layouts)
-                found.append(Candidate(kernel, given, rounds.seconds[k]))
-            except IllegalSchedule as problem:
-                why = problem.about(name(kernel.ops[problem.source])) if problem.source >= 0 else str(problem)
-                refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
+    rounds = Rounds(region, kernels, Width([kernel for kernel, _ in kernels], cores, hints), guess)
+    narrow = refused.setdefault(NARROW, {})
+    for k in rounds:
+        kernel, given = kernels[k]
+        try:
+            rounds.seconds[k] = price(kernel, region.layouts)
+            found.append(Candidate(kernel, given, rounds.seconds[k]))
+        except IllegalSchedule as problem:
+            why = problem.about(name(kernel.ops[problem.source])) if problem.source >= 0 else str(problem)
+            alike = (kernel, *rounds.end_larger(k)) if problem.lasts else (kernel,)
+            refused.setdefault(why, {}).update(dict.fromkeys(v for k in alike for v in k.outputs))
+    narrow |= dict.fromkeys(v for k in sorted(rounds.narrow) for v in kernels[k][0].outputs)
     fit = _undominated(found)
     useful = _useful(region, fit)
     maker = region.producer()
-    reasons = tuple(f"{why} (for {_listed(name(maker[v]) for v in made)})" for why, made in refused.items())
+    reasons = tuple(
+        f"{why} (for {_listed(name(maker[v]) for v in made)})" for why, made in refused.items() if made
+    )
     return Candidates(tuple(_trimmed(region, useful, found)), tried, reasons, tuple(fit))
 
 
@@ -145,7 +125,7 @@ def _pairs(units: Sequence[frozenset[Value]], cuts: Sequence[Value]) -> int:
 def _units(region: Graph, cuts: Sequence[Value]) -> list[frozenset[Value]]:
     """What is stored together or not at all: each cut and each result, but of many results those along the same dims,
     which the same loops make."""
-    required = _required_results(region)
+    required = required_results(region)
     ends = [v for op in region.ops for v in op.outputs if v in required and v not in cuts]
     classes = classes_of(region.ops).classes if len(ends) > CANDIDATES.max_separate_results else {}
     groups: dict[object, list[Value]] = {}
@@ -160,110 +140,12 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(some[: TEXTS.max_named_ops]) + (" and others" if len(some) > TEXTS.max_named_ops else "")
 
 
-class _Width:
-    """Whether a kernel has a tile for every core, or as many as others that store one of its values."""
-
-    def __init__(self, kernels: Sequence[Kernel], cores: int, hints: SizeHints) -> None:
-        self.cores, self.hints = cores, hints
-        self.degrees: dict[Kernel, int] = {}
-        self.most: dict[Value, int] = {}
-        least: dict[Value, Kernel] = {}
-        for k in kernels:
-            for v in k.outputs:
-                if v not in least or len(k.ops) < len(least[v].ops):
-                    least[v] = k  # fewer ops leave more dims to run side by side
-        for v, k in least.items():
-            self.most[v] = self.degree(k)
-
-    def degree(self, kernel: Kernel) -> int:
-        """How many tiles of it may run side by side."""
-        if kernel not in self.degrees:
-            self.degrees[kernel] = self.hints.estimate(parallelism(kernel.ops, kernel.outputs))
-        return self.degrees[kernel]
-
-    def __call__(self, kernel: Kernel) -> bool:
-        return self.degree(kernel) >= min(self.cores, *(self.most[v] for v in kernel.outputs))
-
-
-class _Rounds:
-    """Which kernels to price next: all of few; of many those in the best sets, by what is known and else guessed."""
-
-    def __init__(
-        self,
-        region: Graph,
-        kernels: Sequence[tuple[Kernel, frozenset[Value]]],
-        guess: Callable[[Kernel], float] | None,
-    ) -> None:
-        self.region, self.kernels = region, kernels
-        few = guess is None or len(kernels) <= CANDIDATES.max_priced_kernels
-        self.guessed = None if guess is None or few else [guess(kernel) for kernel, _ in kernels]
-        self.left = dict.fromkeys(range(len(kernels)))
-        self.seconds: dict[int, float] = {}
-        """Prices of kernels that were not refused."""
-
-    def next(self) -> list[int]:
-        """The next kernels, none if no other may be worth its price."""
-        batch = list(self.left) if self.guessed is None else self.best(self.guessed)
-        for k in batch:
-            del self.left[k]
-        return batch
-
-    def best(self, guessed: Sequence[float]) -> list[int]:
-        """The unpriced kernels of the best sets."""
-        # Masks hide as much of one kernel as of others; what all kernels before had in common may not hold of the next.
-        rate = min((seconds / guessed[k] for k, seconds in self.seconds.items()), default=1.0)
-        rate = min(rate, CANDIDATES.max_guess_rate_ratio)
-        known = self.seconds | {k: rate * guessed[k] for k in self.left}
-        numbers = sorted(known)
-        least = _least(self.region, [Candidate(*self.kernels[k], known[k]) for k in numbers])
-        best = min(least, default=math.inf)
-        if math.isinf(best):
-            return []
-        promising = [
-            (s, k)
-            for s, k in zip(least, numbers, strict=True)
-            if k in self.left and s <= CANDIDATES.max_set_slowdown_ratio * best
-        ]
-        room = CANDIDATES.max_priced_kernels - (len(self.kernels) - len(self.left))
-        priced = [Candidate(*self.kernels[k], seconds) for k, seconds in self.seconds.items()]
-        if math.isinf(min(_least(self.region, priced), default=math.inf)):
-            room = CANDIDATES.priced_per_round  # what was priced so far makes not all that is required
-        return [k for _, k in sorted(promising)[: min(CANDIDATES.priced_per_round, room)]]
-
-
-def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
-    """The `most` cheapest sets of kernels that make the results of a region, cheapest first; none if there is none."""
-    left = _Left(kernels, _required_results(region))
-    if math.isinf(left(frozenset())):
-        return []
-    found: list[Choice] = []
-    seen: set[frozenset[int]] = set()
-    queue: list[tuple[float, int, float, tuple[int, ...], frozenset[Value]]] = [
-        (0.0, 0, 0.0, (), frozenset())
-    ]
-    count = 0
-    while queue and len(found) < most:
-        _, _, seconds, used, made = heapq.heappop(queue)
-        if left.required <= made:
-            found.append(Choice(tuple(kernels[k] for k in used), seconds))
-            continue
-        for k, c in left.next(made):
-            key = frozenset((*used, k))
-            rest = left(made | c.stores)
-            if key not in seen and not math.isinf(rest):
-                seen.add(key)
-                count += 1
-                ahead = seconds + c.seconds
-                heapq.heappush(queue, (ahead + rest, count, ahead, (*used, k), made | c.stores))
-    return found
-
-
 def cut_at(region: Graph, cuts: frozenset[Value], price: Price) -> Choice | None:
     """A kernel that makes the values `cuts`, and those that make of them the results of the region: one, or one for
     each shape, which is cheaper; None if a kernel has no legal form, or a result would begin elsewhere too. What is
     made of nothing is made where it is needed."""
     producer = region.producer()
-    required = _required_results(region)
+    required = required_results(region)
     first, _ = _between(cuts, frozenset(), producer)
     second, used = _between(required, cuts, producer)
     if used != cuts or any(op.inputs for op in first & second):
@@ -292,59 +174,15 @@ def _kernel(region: Graph, stores: frozenset[Value], cuts: frozenset[Value], pri
     return Candidate(kernel, used, price(kernel, region.layouts))
 
 
-class _Left:
-    """The least seconds in which the rest is made, by what is made already."""
-
-    def __init__(self, kernels: Sequence[Candidate], required: frozenset[Value]) -> None:
-        self.kernels, self.required = kernels, required
-        self.known: dict[frozenset[Value], float] = {}
-
-    def __call__(self, made: frozenset[Value]) -> float:
-        if self.required <= made:
-            return 0.0
-        if made not in self.known:
-            rest = (c.seconds + self(made | c.stores) for _, c in self.next(made))
-            self.known[made] = min(rest, default=math.inf)
-        return self.known[made]
-
-    def next(self, made: frozenset[Value]) -> list[tuple[int, Candidate]]:
-        """The kernels that can run and that make something new."""
-        return [(k, c) for k, c in enumerate(self.kernels) if c.cuts <= made and not c.stores <= made]
-
-
 def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     """The kernels that stand in some set which makes what is required in little more than the least time."""
-    least = _least(region, found)
+    least = least_seconds(region, found)
     best = min(least, default=math.inf)
     return [
         c
         for c, seconds in zip(found, least, strict=True)
         if seconds <= CANDIDATES.max_set_slowdown_ratio * best
     ]
-
-
-def _least(region: Graph, found: Sequence[Candidate]) -> list[float]:
-    """For each kernel the least seconds of a set that it stands in and that makes what is required."""
-    left = _Left(found, _required_results(region))
-    soonest: dict[frozenset[Value], float] = {frozenset(): 0.0}
-    todo: list[tuple[int, frozenset[Value]]] = [(0, frozenset())]
-    count = 0
-    least = [math.inf] * len(found)
-    while todo:  # fewer values first: all ways to a set are known before it is left
-        _, made = heapq.heappop(todo)
-        for k, c in left.next(made):
-            after = made | c.stores
-            ahead = soonest[made] + c.seconds
-            least[k] = min(least[k], ahead + left(after))
-            if after not in soonest:
-                count += 1
-                heapq.heappush(todo, (len(after) * 1000 + count, after))
-            soonest[after] = min(soonest.get(after, math.inf), ahead)
-    return least
-
-
-def _required_results(region: Graph) -> frozenset[Value]:
-    return frozenset(v for v in region.outputs if isinstance(v, Value))
 
 
 def _cuts(region: Graph, hints: SizeHints) -> list[Value]:
@@ -469,7 +307,7 @@ def _trimmed(region: Graph, chosen: Sequence[Candidate], found: Sequence[Candida
     named = {(c.stores, c.cuts): c for c in found}
     now = list(chosen)
     while True:
-        wanted = _required_results(region).union(*(c.cuts for c in now))
+        wanted = required_results(region).union(*(c.cuts for c in now))
         fewer = {(c.stores & wanted, c.cuts): c for c in now if c.stores & wanted}
         new = [named.get(key, c) for key, c in fewer.items()]
         if len(new) == len(now) and all(a is b for a, b in zip(new, now, strict=True)):

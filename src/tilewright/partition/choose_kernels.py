@@ -21,7 +21,8 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import PARTITION
 from tilewright.tuning.timing_limits import COMPARISON, TRIAL
 
-from .candidates import Candidates, Choice, candidates, choices, cut_at
+from .candidates import Candidates, candidates, cut_at
+from .covering.cheapest_sets import Choice, choices
 from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of
 from .provenance import fill_sites, references
 from .recompute import round_alike

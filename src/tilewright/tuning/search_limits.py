@@ -179,6 +179,12 @@ class CandidateLimits:
     max_priced_kernels: int = 96
     """Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them
     only until some set of them makes what is required."""
+    max_priced_ops: int = 1 << 12
+    """Ops of priced kernels, each as often as it is in one: as many as that number of kernels have in a region of some
+    40 ops. Forms take longer with each op, and of a larger region fewer kernels are priced."""
+    max_refused_ops: int = 1 << 15
+    """Ops of kernels, those without a legal form among them, after which a region of which no set is found stays in
+    library calls."""
     max_guess_rate_ratio: float = 2.0
     """A guess is at most so many times the rates of a library, however long all kernels take that were priced so
     far."""

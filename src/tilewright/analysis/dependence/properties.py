@@ -72,11 +72,14 @@ def parallel_classes(ops: Sequence[Op], outputs: Sequence[Value], classes: DimCl
     return tuple(dict.fromkeys(c for c in common or [] if classes.kinds[c] is not Dependency.NONPARA))
 
 
-def parallelism(ops: Sequence[Op], outputs: Sequence[Value], target_tile: int = 128) -> Expr:
+def parallelism(
+    ops: Sequence[Op], outputs: Sequence[Value], target_tile: int = 128, found: DimClasses | None = None
+) -> Expr:
     """The parallel degree of a kernel candidate: the product over its parallel classes of their extents, in tiles of
     `target_tile` where operands are reused. A reused class of no more than a tile is cut to single elements, except
-    along the innermost dim of something in memory, whose neighbours stay together."""
-    found = classes_of(ops)
+    along the innermost dim of something in memory, whose neighbours stay together. `found` are the classes of `ops`,
+    where they are known."""
+    found = classes_of(ops) if found is None else found
     made = {v for op in ops for v in op.outputs}
     memory = [*outputs, *(v for op in ops for v in op.inputs if v not in made)]
     innermost = {found.digits[v][-1][-1] for v in memory if v.shape and found.digits[v][-1]}
