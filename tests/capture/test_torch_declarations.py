@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_impls import op_implementations_dict
 
 import tilewright
 from tilewright.capture.torch_declarations import any_kernels, vector_norm_counted
@@ -167,6 +168,18 @@ def test_unbatched_and_named_pads_are_declared() -> None:
         fake = mode.from_tensor(x)
         assert torch.ops.aten.reflection_pad2d(fake, [1, 1, 2, 2]).shape == (3, 10, 7)
         assert torch.ops.aten.replication_pad2d(self=fake, padding=[1, 1, 2, 2]).stride() == (70, 7, 1)
+
+
+def test_declarations_outlast_an_export_of_torchs() -> None:
+    """Seen with torch 2.13: it takes out what fake tensors are told of the ops that it keeps whole."""
+    op = torch.ops.aten.upsample_nearest2d.default
+    told = op_implementations_dict.pop(op)
+    x = torch.empty(0, 3, 4, 4)
+    y = torch.compile(lambda x: nn.functional.interpolate(x, scale_factor=3.0), backend="tilewright")(x)
+    assert y.shape == (0, 3, 12, 12) and op_implementations_dict[op] is told
+    del op_implementations_dict[op]
+    trace(nn.Upsample(scale_factor=3.0), (x,), [()])
+    assert op_implementations_dict[op] is told
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])

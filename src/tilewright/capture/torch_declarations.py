@@ -162,6 +162,8 @@ def also_of_no_images(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return declared
 
 
+_DECLARED: dict[OpOverload, Callable[..., object]] = {}
+"""What fake tensors are to be told of an op."""
 _freely: ContextVar[bool] = ContextVar("freely", default=False)
 _select_kernel = torch._C._select_conv_backend
 """Which of its kernels torch takes for a convolution."""
@@ -207,8 +209,23 @@ def _declare(op: OpOverload, change: Callable[[Callable[..., Any]], Callable[...
     for table in global_decomposition_table.values():
         if op in table:
             changed = table[op] = change(table[op])
-            op_implementations_dict.pop(op, None)
-            register_op_impl(op)(_asked_first(changed))
+            _DECLARED[op] = _asked_first(changed)
+            _tell_fakes(op)
+
+
+def keep_declarations() -> None:
+    """Tell fake tensors again what was put right. An export of torch's takes out what they are told of the ops that it
+    keeps whole, whoever told it."""
+    lost = [op for op, told in _DECLARED.items() if op_implementations_dict.get(op) is not told]
+    for op in lost:
+        _tell_fakes(op)
+    if lost:
+        FakeTensorMode.cache_clear()
+
+
+def _tell_fakes(op: OpOverload) -> None:
+    op_implementations_dict.pop(op, None)
+    register_op_impl(op)(_DECLARED[op])
 
 
 def _asked_first(declared: Declaration) -> Callable[..., object]:

@@ -23,6 +23,8 @@ from torch._ops import OperatorBase, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, suggest_memory_format
 from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
 
+from tilewright.capture.torch_declarations import keep_declarations
+
 from .foreach import foreach_decompositions, free_number_decompositions
 from .promises import promise_decompositions
 from .registry import TABLE
@@ -51,7 +53,9 @@ _COUNTED_FROM_THE_END = ("index_fill", "index_fill_")
 
 
 def decompositions() -> Decompositions:
-    """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
+    """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration. Who
+    asks for it traces next, and is to find torch's declarations put right."""
+    keep_declarations()
     known = _dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     return _decompositions(tuple(known), len(TABLE)).copy()
 
