@@ -5,7 +5,8 @@ The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a
 `N4`), and other batches too (`D3x64`). Of each, the kernel with all schedules that are proposed is built and timed in
 replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with bias and ReLU as torch's ops; and in
 one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these are taken in parts too, which a second
-kernel merges (`s4p0`: four parts); few channels are padded too (`cp0`). Each layer has a process of its own. With
+kernel merges (`s4p0`: four parts); few channels are padded too (`cp0`),
+and weights of windows laid (`lp0`). Each layer has a process of its own. With
 `--device cpu` everything is built for an H100 and nothing runs.
 """
 
@@ -31,7 +32,7 @@ from benchmarks.gpu_clock import Call, release, sets_needed, time_runs
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
 from tilewright.ir.graph import Graph
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import AS_THEY_LIE, LAID, PADDED, Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.products import WHOLE, ProductWay
@@ -46,6 +47,9 @@ from tilewright.target import Target, preset
 aten = torch.ops.aten
 
 ALONE, PASS, FUSED = "cudnn alone", "cudnn + pass", "cudnn fused"
+PREPARED = {"c": PADDED, "l": LAID}
+"""How operands are prepared, by the first letter of a way's name."""
+
 ALLOWED = 2.0
 """Times cuDNN's error that ours may have."""
 
@@ -222,13 +226,13 @@ def kernel_of(layer: Layer, batch: int) -> tuple[Graph, Kernel]:
 
 
 def way_of(label: str) -> ProductWay:
-    """The way behind the name of a contestant: `p0`, `s4p0` or `cp0`."""
+    """The way behind the name of a contestant: `p0`, `s4p0`, `cp0` or `lp0`."""
     parts = re.match(r"s(\d+)p", label)
-    return ProductWay(int(parts[1]) if parts else 1, padded=label.startswith("c"))
+    return ProductWay(int(parts[1]) if parts else 1, PREPARED.get(label[0], AS_THEY_LIE))
 
 
 def ways(layer: Layer, batch: int, target: Target) -> Ways:
-    """What is proposed for a layer, for its sum in parts, and over padded channels, the fastest by the model first."""
+    """What is proposed for a layer, for its sum in parts, and over operands that are prepared, the fastest by the model first."""
     graph, kernel = kernel_of(layer, batch)
     finder = _Finder(graph, kernel, target)
     finder.add("", WHOLE, MOST_PROPOSALS)
@@ -236,7 +240,8 @@ def ways(layer: Layer, batch: int, target: Target) -> Ways:
     limit = WORTH_A_TRY * finder.found.modelled["p0"]
     for count in sorted((c for c, s in seconds.items() if s < limit), key=lambda c: seconds[c])[:KEPT_COUNTS]:
         finder.add(f"s{count}", ProductWay(count), KEPT_IN_PARTS)
-    finder.add("c", ProductWay(padded=True), MOST_PROPOSALS)
+    for prefix, operands in PREPARED.items():
+        finder.add(prefix, ProductWay(operands=operands), MOST_PROPOSALS)
     return finder.found
 
 

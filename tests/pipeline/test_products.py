@@ -15,6 +15,7 @@ from tests.support.triton.absent_gpu import compiled
 from torch import Tensor
 
 from tilewright.ir.graph import LibraryCall
+from tilewright.ir.kernel import LAID, PADDED
 from tilewright.library.convolution_layout import ConvolutionOfChannels
 from tilewright.library.offers.offer import channels_last
 from tilewright.pipeline.backends.cuda import CudaBackend
@@ -139,7 +140,7 @@ def test_few_channels_that_are_padded(last: bool, clock: Clock) -> None:
         return F.relu(F.conv2d(x, w, b, 2, 1))
 
     def padded(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
-        return [p for p in proposed if p.way.padded][:count]
+        return [p for p in proposed if p.way.operands == PADDED][:count]
 
     kept = ContentStore(None)
     with (
@@ -157,6 +158,39 @@ def test_few_channels_that_are_padded(last: bool, clock: Clock) -> None:
     ]
     results, _ = made.run(inputs)
     torch.testing.assert_close(results[0], run(*inputs), rtol=4e-3, atol=4e-3)
+
+
+def laid(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
+    return [p for p in proposed if p.way.operands == LAID][:count]
+
+
+def by_channel(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, w, b, 1, 1, 1, x.shape[1]))
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_of_windows_that_are_laid(clock: Clock, *, frozen: bool) -> None:
+    """A kernel that lays them, where they are not frozen; the same schedule is taken again."""
+    torch.manual_seed(0)
+    inputs = [halves(2, 32, 9, 8).to(memory_format=torch.channels_last), halves(32, 1, 3, 3), halves(32)]
+    run = (lambda x: by_channel(x, *inputs[1:])) if frozen else by_channel
+    given = inputs[:1] if frozen else inputs
+    kept = ContentStore(None)
+    with (
+        mock.patch("tilewright.pipeline.products.pick_varied", laid),
+        mock.patch("tests.support.triton.absent_gpu.ContentStore", lambda root: kept),
+    ):
+        made = compiled(run, given, contractions="modelled")
+        again = compiled(run, given, contractions="modelled")
+    names = [[op.name for op in k.kernel.ops] for k in made.kernels]
+    assert ([["lay_windows"]] if not frozen else []) == names[:-1] and "convolution" in names[-1]
+    assert made.kernels[-1].schedule.memory.own_copies
+    assert clock.asked == 1 and [str(k.schedule) for k in again.kernels] == [
+        str(k.schedule) for k in made.kernels
+    ]
+    results, _ = made.run(given)
+    torch.testing.assert_close(results[0], by_channel(*inputs), rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("clock", [0.99, None], indirect=True, ids=["as fast", "not timed"])

@@ -16,7 +16,8 @@ from tilewright.interp import EXACT, equal, exact_random, run_graph
 from tilewright.interp.algebra import FLOATS, Array
 from tilewright.ir.graph import Graph
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.padded_channels import PaddedProduct, pad_channels
+from tilewright.rewrite.padded_channels import pad_channels
+from tilewright.rewrite.prepared_product import PreparedProduct
 
 
 def halves(*shape: int, last: bool = True) -> Tensor:
@@ -43,13 +44,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], int]] = {
 }  # fmt: skip
 
 
-def padded(run: Callable[..., Tensor], given: Sequence[Tensor]) -> tuple[Graph, PaddedProduct | None]:
+def padded(run: Callable[..., Tensor], given: Sequence[Tensor]) -> tuple[Graph, PreparedProduct | None]:
     graph = capture(run, given)
     return graph, pad_channels(one_kernel(graph), graph.fresh_id())
 
 
-def as_graph(graph: Graph, found: PaddedProduct) -> Graph:
-    return graph.with_ops([*found.pads, *found.kernel.ops])
+def as_graph(graph: Graph, found: PreparedProduct) -> Graph:
+    return graph.with_ops([*found.prepare, *found.kernel.ops])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -57,8 +58,8 @@ def test_it_means_the_same(name: str) -> None:
     run, given, channels = PROGRAMS[name]
     graph, found = padded(run, given)
     assert found is not None
-    assert [dims.static(pad.output.shape[-1]) for pad in found.pads] == [channels] * 2
-    assert all(found.layouts[pad.output].strides[-1] is dims.ONE for pad in found.pads)
+    assert [dims.static(pad.output.shape[-1]) for pad in found.prepare] == [channels] * 2
+    assert all(found.layouts[pad.output].strides[-1] is dims.ONE for pad in found.prepare)
     inputs: list[Array] = [exact_random(tuple(t.shape), 10 + k) for k, t in enumerate(given)]
     (made,), (wanted,) = (run_graph(g, inputs, algebra=EXACT) for g in (as_graph(graph, found), graph))
     assert equal(made, wanted)  # type: ignore[arg-type]

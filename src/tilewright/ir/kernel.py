@@ -11,6 +11,11 @@ from .identity import TOLD
 from .program import TileProgram
 from .writes import NOTHING_IN_PLACE, DoneInPlace, PlaceFromData
 
+AS_THEY_LIE, PADDED, LAID = "as they lie", "padded", "laid"
+PREPARATIONS = (AS_THEY_LIE, PADDED, LAID)
+"""How a kernel that multiplies finds its operands: as others made them, with few channels padded, or with the weights
+of windows laid as it reads them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:

@@ -86,6 +86,9 @@ class Reductions:
     """Values along these classes are merged in each step although `lane_states` is on."""
     max_chain: int = 16
     """A float sum of more steps in a row than this (0: any number) gets a second level of states."""
+    term_by_term: bool = False
+    """The terms of a step are added to a sum one after the other, so that a product and its addition are one
+    instruction. Without, they are added to each other first."""
     blockwise: bool = False
     """The products of a step are summed apart from those before: chains of additions are as short as a step."""
     trim: bool = True
@@ -117,6 +120,9 @@ class Memory:
     """Blocks that tensor descriptors reach are loaded by them."""
     warp_specialised: bool = False
     """One warp loads what products read through a ring of buffers; the other warps compute (`lower.specialise`)."""
+    own_copies: bool = False
+    """What several threads of a grid point read along the lane is loaded by each of them: no thread waits for another
+    one's copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         reciprocals=schedule.math.reciprocals,
         order=schedule.launch.order if len(grid) > 1 else 0,
         contracted=schedule.math.contracted,
+        own_copies=schedule.memory.own_copies,
     )
     if schedule.memory.descriptors:
         program = with_descriptors(program)

@@ -159,7 +159,9 @@ def update_state(ev: Evaluator, t: Item, rescaled: Expr | None) -> None:
         return
     if product is None:
         elements, mask = step_elements(ev, t)
-        ev.out.append(Update(names, t.reduction.merged(old, elements), mask))
+        new = t.reduction.merged(old, elements)
+        new = tuple(map(_one_by_one, new)) if ev.schedule.reductions.term_by_term else new
+        ev.out.append(Update(names, new, mask))
         return
     operands = eval_operands(ev, product)
     if rescaled is not None:
@@ -170,6 +172,14 @@ def update_state(ev: Evaluator, t: Item, rescaled: Expr | None) -> None:
     step = ev.var(names[0].dtype, names[0].axes)
     ev.out += [Declare((step,), t.reduction.identity), Dot(step, *operands, product.k)]
     ev.out.append(Update(names, t.reduction.merged([value_of(names[0])], [value_of(step)])))
+
+
+def _one_by_one(e: Expr) -> Expr:
+    """a + (b + c) as (a + b) + c."""
+    if e.op != "add" or e.args[1].op != "add":
+        return e
+    first, rest = e.args
+    return call("add", _one_by_one(call("add", first, rest.args[0])), rest.args[1])
 
 
 def finish_states(ev: Evaluator, targets: Sequence[Item], merges: Merges) -> None:

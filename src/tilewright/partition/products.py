@@ -11,6 +11,7 @@ from tilewright.analysis.runs import halved
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.kernel import AS_THEY_LIE, PADDED
 from tilewright.ir.sizes import dims
 from tilewright.library.convolution_layout import has_few_channels
 from tilewright.library.offers.offer import has_channels_innermost
@@ -50,14 +51,14 @@ LIBRARY = ""
 @dataclass(frozen=True, slots=True)
 class ProductWay:
     """How kernels compute a group: with the sum in so many `parts` side by side, which a second kernel merges; or with
-    few channels `padded` by others."""
+    `operands` that others prepare: few channels padded, or the weights of windows laid as they are read."""
 
     parts: int = 1
-    padded: bool = False
+    operands: str = AS_THEY_LIE
 
     def __str__(self) -> str:
-        if self.padded:
-            return "kernel over padded channels"
+        if self.operands != AS_THEY_LIE:
+            return "kernel over padded channels" if self.operands == PADDED else "kernel over laid weights"
         return "kernel" if self.parts == 1 else f"kernel of {self.parts} parts and one that merges them,"
 
 

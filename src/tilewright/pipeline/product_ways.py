@@ -3,6 +3,7 @@ schedules, with the whole sum in one kernel or in parts that a second kernel mer
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import AS_THEY_LIE, LAID, PADDED, Kernel
 from tilewright.library.library_graph import library_graph
 from tilewright.library.select import select
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
 from tilewright.partition.products import WHOLE, ProductGroup, ProductWay, find_products
+from tilewright.rewrite.laid_windows import lay_windows
 from tilewright.rewrite.padded_channels import pad_channels
 from tilewright.rewrite.split.products import even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution, grid_points
@@ -75,9 +77,15 @@ class ProductKernels:
     @property
     def ops(self) -> list[tuple[Op, int]]:
         """All in order, each with the number of its kernel; -1 where partition may choose it."""
-        return [(op, -1) for op in self.prepare] + [
-            (op, n) for n, k in enumerate(self.kernels) for op in k.ops
-        ]
+        copies = itertools.count(len(self.kernels))
+        prepare = [(op, next(copies) if is_copy(op) else -1) for op in self.prepare]
+        return prepare + [(op, n) for n, k in enumerate(self.kernels) for op in k.ops]
+
+
+def is_copy(op: Op) -> bool:
+    """Whether an op that prepares an operand shows another value in its own order: as a kernel it copies, without one
+    it would be a view through which readers look."""
+    return op.expr is not None and op.expr.is_view()
 
 
 def kernels_of(
@@ -85,9 +93,9 @@ def kernels_of(
 ) -> ProductKernels | None:
     """A kernel in some way, with new values from number `fresh` on; None if there is no such way, or if two kernels
     would have to compute something."""
-    if way.padded:
-        padded = pad_channels(kernel, fresh)
-        return None if padded is None else ProductKernels(padded.pads, (padded.kernel,), padded.layouts)
+    if way.operands != AS_THEY_LIE:
+        made = lay_windows(kernel, layouts, fresh) if way.operands == LAID else pad_channels(kernel, fresh)
+        return None if made is None else ProductKernels(made.prepare, (made.kernel,), made.layouts)
     if way.parts == 1:
         return ProductKernels((), (kernel,), {})
     split = split_product(kernel, layouts, way.parts, fresh)
@@ -105,7 +113,8 @@ def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
     found = [Proposal(WHOLE, s, s.seconds) for s in whole]
     if found:
         found += _in_parts(task, solver, grid_points(whole[0].schedule, solver.hints))
-        found += _of_way(task, ProductWay(padded=True), solver, PRODUCTS.max_timed)
+        for operands in (PADDED, LAID):
+            found += _of_way(task, ProductWay(operands=operands), solver, PRODUCTS.max_timed)
     return sorted(found, key=lambda p: p.seconds)
 
 

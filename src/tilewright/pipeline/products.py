@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tilewright.errors import IllegalSchedule, warn_once
 from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import AS_THEY_LIE, PREPARATIONS, Kernel
 from tilewright.partition.products import (
     LIBRARY,
     ChosenProduct,
@@ -33,6 +33,7 @@ from .product_ways import (
     ProductTask,
     Proposal,
     Rewrite,
+    is_copy,
     kernels_of,
     library_way,
     pick_varied,
@@ -140,8 +141,8 @@ class _Numbering:
             return
         self.fresh += len(found.between)
         self.layouts |= found.between
-        for kernel in found.kernels:
-            self._count(kernel.ops)
+        for ops in [*((op,) for op in found.prepare if is_copy(op)), *(k.ops for k in found.kernels)]:
+            self._count(ops)
         fresh = tuple(op for op, _ in found.ops if op not in region.ops)
         if fresh:
             (total,) = (op for op in region.ops if not any(op is kept for kept, _ in found.ops))
@@ -178,7 +179,7 @@ def _entry(task: ProductTask, decided: ChosenProduct) -> Entry:
     """What is kept of a decision."""
     return {
         "what": told(task.region), "schedule": decided.schedule, "parts": decided.way.parts,
-        "padded": decided.way.padded,
+        "operands": decided.way.operands,
         "seconds": decided.seconds, "library_seconds": decided.library_seconds,
     }  # fmt: skip
 
@@ -187,10 +188,10 @@ def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
     """What was decided before, about equal groups on such a device."""
     match verdicts.get(task.key):
         case {
-            "schedule": str(schedule), "parts": int(parts), "padded": bool(padded),
+            "schedule": str(schedule), "parts": int(parts), "operands": str(operands),
             "seconds": int() | float() as seconds, "library_seconds": int() | float() as library,
-        } if not (padded and parts > 1):  # fmt: skip
-            return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, padded))
+        } if operands in PREPARATIONS and (operands == AS_THEY_LIE or parts == 1):  # fmt: skip
+            return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, operands))
         case _:
             return None
 

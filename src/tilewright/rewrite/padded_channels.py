@@ -10,9 +10,8 @@ has the border in it, of zeros, so that no load asks where an image ends; each i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from tilewright.ir.expr import (
     Axis,
@@ -34,15 +33,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.tuning.rewrite_limits import PADDED_CHANNELS
 
+from .prepared_product import PreparedProduct
 from .split.products import only_sum
-
-
-class PaddedProduct(NamedTuple):
-    """What makes x' and w', the kernel that reads these, and how they lie."""
-
-    pads: tuple[Op, ...]
-    kernel: Kernel
-    layouts: Mapping[Value, Layout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class _Operand:
     sizes: tuple[Expr, ...]
 
 
-def pad_channels(kernel: Kernel, fresh: int) -> PaddedProduct | None:
+def pad_channels(kernel: Kernel, fresh: int) -> PreparedProduct | None:
     """`kernel` with its one sum over padded operands, which are the values number `fresh` and the next; None if it is
     no sum of products over few channels, or makes an operand itself. Counts of channels are meant for halves."""
     op = only_sum(kernel)
@@ -73,7 +65,7 @@ def pad_channels(kernel: Kernel, fresh: int) -> PaddedProduct | None:
     product = _over_pads(op, channel, wide, operands, [pad.output for pad in pads])
     changed = tuple(product if other is op else other for other in kernel.ops)
     layouts = {pad.output: Layout(dims.dense_strides(pad.output.shape)) for pad in pads}
-    return PaddedProduct(tuple(pads), Kernel(changed, kernel.outputs, kernel.reason), layouts)
+    return PreparedProduct(tuple(pads), Kernel(changed, kernel.outputs, kernel.reason), layouts)
 
 
 def _padded(channel: Axis) -> int:

@@ -284,8 +284,12 @@ class ProposalChoices:
     """Elements along memory of a block of windows."""
     window_warps: tuple[int, ...] = (1, 2, 4, 8)
     """Warps of such a block."""
-    max_kept_windows: int = 5
-    """Proposals of windows that are kept of one number of results and lines."""
+    window_access_parts: tuple[int, ...] = (1, 2, 4)
+    """Parts of a wide access that a thread has of each result: of less, registers hold more results and threads."""
+    max_kept_windows: int = 4
+    """Proposals of windows that are kept of one number of results and lines: blocks along lines."""
+    max_kept_across: int = 2
+    """The same of blocks across lines."""
     max_kept: int = 32
     """Proposals that are kept: each takes a second or two to build."""
     max_alike: int = 2

@@ -393,6 +393,9 @@ class GpuCostThresholds:
     line_bytes: int
     window_step_seconds: float
     window_element_seconds: float
+    window_loss_ratio: float
+    window_load_instructions: int
+    window_thread_instructions: int
     max_window_bytes: int
     max_waiting_warps: int
 

@@ -32,7 +32,7 @@ ENTRIES: Mapping[str, Mapping[str, object]] = {
     "product": {
         "what": "linear + gelu: f16[16, 512] -> f16[16, 32]",
         "schedule": "c3:grid/64x64 c4:grid/128x128 c5:streamedx64 lane=c5 warps=4 stages=2",
-        "parts": 2, "padded": False, "seconds": 1.5e-5, "library_seconds": 2e-5,
+        "parts": 2, "operands": "as they lie", "seconds": 1.5e-5, "library_seconds": 2e-5,
     },
     "attention": {"kernels": False, "seconds": 3e-5, "library_seconds": 2e-5},
     "warps": {"schedule": "", "seconds": 1e-3, "usual_seconds": 1e-3},
@@ -46,7 +46,7 @@ Change = Callable[[dict[str, Any]], object]
 
 def facts(**devices: Mapping[str, object]) -> dict[str, Any]:
     entries = {entry_name(kind, KEY): dict(entry) for kind, entry in ENTRIES.items()}
-    return {"schema": 2, "version": version_here(), "devices": devices or {"here": entries}}
+    return {"schema": 3, "version": version_here(), "devices": devices or {"here": entries}}
 
 
 def entry(given: dict[str, Any], kind: str = "product") -> dict[str, Any]:
@@ -118,12 +118,12 @@ def test_a_key_that_a_merge_left_twice_is_refused() -> None:
     [
         ("", "damaged", False),
         ("[" * 100_000, "damaged", False),
-        ('{"schema": 2, "version": "x", "devices": NaN}', "damaged", False),
+        ('{"schema": 3, "version": "x", "devices": NaN}', "damaged", False),
         ("[1, 2]", "no schema", False),
         ('{"tiles": -3}', "no schema", False),
-        ('{"schema": 3, "version": "x", "tiles": -3}', "schema 3, here 2", True),
+        ('{"schema": 4, "version": "x", "tiles": -3}', "schema 4, here 3", True),
         ('{"schema": true, "version": "x"}', "schema True", True),
-        ('{"schema": 2, "version": "0.0.1", "tiles": -3}', "version '0.0.1', this is", True),
+        ('{"schema": 3, "version": "0.0.1", "tiles": -3}', "version '0.0.1', this is", True),
     ],
 )
 def test_what_is_damaged_or_of_others_is_ignored(text: str, reason: str, other: bool) -> None:

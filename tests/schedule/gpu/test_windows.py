@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp import EXACT, exact_random, run_graph
 from tilewright.interp.algebra import Array
+from tilewright.ir.schedule import Memory
 from tilewright.options import Options
-from tilewright.schedule.gpu.windows import thread_work
+from tilewright.schedule.gpu.block_memory import ProductBlocks
+from tilewright.schedule.gpu.windows import WindowWork
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Solver, replay
 from tilewright.target import preset
@@ -102,21 +105,30 @@ def test_all_lines_are_written_out_where_threads_wait(batch: int, *, whole: bool
     assert found and any(map(lines_at_once, found)) is whole
 
 
+def work_of(s: Solution) -> tuple[WindowWork, float]:
+    """What kernels of a form do, and how many elements of each result a thread has."""
+    assert s.schedule.tiling.lane is not None
+    work = WindowWork.of(s.form, s.schedule.tiling.lane, NO_HINTS)
+    tiles = {c.axis: c.tile for c in s.schedule.tiling.classes}
+    return work, work.held(ProductBlocks(tiles, s.schedule.launch.warps, 1), GPU)
+
+
 def test_no_thread_holds_more_than_its_registers() -> None:
     whole = [s for s in proposals((1, 768, 7, 7), 7) if lines_at_once(s)]
-    assert whole and all(thread_work(s.form, s.schedule, GPU).elements <= 400 for s in whole)
+    assert whole
+    for work, held in map(work_of, whole):
+        assert work.elements(held) <= 400
 
 
 def test_what_lies_across_memory_takes_a_line_for_each_element() -> None:
     """Weights whose taps lie innermost: a thread's channels are elements of as many lines."""
     lines: list[dict[str, float]] = []
     for along in (False, True):
-        work = {
-            str(s.schedule): thread_work(s.form, s.schedule, GPU)
-            for s in proposals((1, 64, 14, 14), 7, along)
-        }
-        assert {w.steps for w in work.values()} == {1, 7}
-        lines.append({name: w.lines for name, w in work.items()})
+        work = [(s.schedule, *work_of(s)) for s in proposals((1, 64, 14, 14), 7, along)]
+        assert {w.steps for _, w, _ in work} == {1, 7}
+        assert {s.memory.own_copies for s, *_ in work} == {along}
+        alike = [(replace(s, memory=Memory()), w.lines(held, GPU)) for s, w, held in work]
+        lines.append({str(s): count for s, count in alike})
     across, dense = lines
     both = across.keys() & dense.keys()
     assert all(dense[name] <= across[name] for name in both)

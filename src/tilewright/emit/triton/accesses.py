@@ -87,6 +87,11 @@ class Accesses:
         pointer = self.pointers[s.buffer.name]
         if self.split and (found := self.places.address(pointer, s.offset, wanted)) is not None:
             return found
+        if s.behind:
+            rest = self.printer.offset(dims.sub(s.offset, dims.integer(s.behind)))
+            shared = self.printer.spread(rest, wanted, self.printer.index_type)
+            sign = "-" if s.behind < 0 else "+"
+            return f"{pointer} + {shared.at(SUM)} {sign} {abs(s.behind)}"
         offset = offset if offset.text else self.printer.offset(s.offset)
         if offset.dims != wanted:
             offset = self.printer.spread(offset, wanted, self.printer.index_type)
@@ -130,6 +135,7 @@ class Accesses:
         if s.other is not None and mask is not None:
             other = self._memory_value(s.other, s.buffer.dtype)
         wanted = printer.union([t for t in (offset, mask, other) if t is not None])
+        wanted = printer.ordered((*wanted, *s.copied)) if s.copied else wanted
         text = self.address(s, offset, wanted)
         if mask is not None:
             text += f", mask={printer.fit(mask, wanted).text}"

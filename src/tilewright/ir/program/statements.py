@@ -77,7 +77,9 @@ class Load:
     load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
     of blocks read it. `access`: how the block moves (None: along the vector axis). `runs`: what is to be told of how
     its elements lie, an entry for each block axis that it may have. `alike`: where neighbours are one element of
-    memory, which is loaded once."""
+    memory, which is loaded once. `copied`: block axes that the offset does not have, along which each thread loads what
+    it needs, where threads would hand each other the block. `behind`: so many elements of the offset come last, behind an
+    address that others share."""
 
     var: Var
     buffer: Buffer
@@ -91,6 +93,8 @@ class Load:
     access: Access | None = None
     runs: tuple[ElementRun, ...] = ()
     alike: tuple[SharedElement, ...] = ()
+    copied: tuple[Axis, ...] = ()
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Store:
     """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
 
     Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches.
-    `access` and `runs` are as those of a load. `interleaved`: where its two axes take turns in memory."""
+    `access`, `runs` and `behind` are as those of a load. `interleaved`: where its two axes take turns in memory."""
 
     buffer: Buffer
     offset: Expr
@@ -117,6 +121,7 @@ class Store:
     access: Access | None = None
     runs: tuple[ElementRun, ...] = ()
     interleaved: InterleavedStore | None = None
+    behind: int = 0
 
     @property
     def unrounded(self) -> Expr:

@@ -63,9 +63,14 @@ def _interleaved(s: Store) -> str:
     return "" if s.interleaved is None else f" interleaved: {s.interleaved}"
 
 
+def _behind(s: Load | Store) -> str:
+    return f", {s.behind} behind a shared address" if s.behind else ""
+
+
 def _alike(s: Load) -> str:
     """Where neighbours are one element of memory."""
-    return f", each for {', '.join(map(str, s.alike))}" if s.alike else ""
+    copied = f", copied along {', '.join(a.name for a in s.copied)}" if s.copied else ""
+    return (f", each for {', '.join(map(str, s.alike))}" if s.alike else "") + copied
 
 
 def _nest(s: Nest) -> str:
@@ -98,14 +103,14 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}{_alike(s)}"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}{_alike(s)}{_behind(s)}"
                 read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
                 lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
-                how = f"{past}{_told(s.access)}{_runs(s)}{_interleaved(s)}"
+                how = f"{past}{_told(s.access)}{_runs(s)}{_interleaved(s)}{_behind(s)}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
                     f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"

@@ -27,11 +27,12 @@ from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
+from .addresses import share_addresses
 from .early_launch import with_early_launch
 from .index_floats import convert_by_axes
 from .last_steps import keep_last_steps
 from .product_sums import add_products
-from .runs import load_once, tell_runs
+from .runs import copy_for_threads, load_once, tell_runs
 from .stores import with_stores_last
 
 MIN_DOT_EXTENT = 16
@@ -67,6 +68,8 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     # Of what products make the matrix unit says how it lies in registers; other blocks lie as they are stored.
     body = tell_runs(load_once(made.body, tiles, sides), tiles, interleave=bool(sides))
+    body = copy_for_threads(body, tiles, made.lane) if made.own_copies else body
+    body = share_addresses(body)
     made = replace(made, body=keep_last_steps(body), odd_steps=has_odd_steps(program))
     early = "none" if made.warp_specialised else target.early_launch
     return made if early == "none" else with_early_launch(made, outside=early == "any")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tilewright.analysis.runs import hidden_runs, interleaved_store, shared_elements
 from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store
-from tilewright.ir.selection import SharedElement
+from tilewright.ir.selection import ElementRun, SharedElement
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import GPU_MATMUL
 
@@ -67,6 +67,31 @@ def load_once(
                 s = replace(s, body=load_once(s.body, tiles, operands, even))
             case Branch():
                 yes, no = (load_once(b, tiles, operands, even) for b in (s.body, s.orelse))
+                s = replace(s, body=yes, orelse=no)
+            case _:
+                pass
+        made.append(s)
+    return tuple(made)
+
+
+def copy_for_threads(
+    body: Sequence[Stmt], tiles: Mapping[Axis, int], lane: Axis | None, bound: frozenset[Axis] = frozenset()
+) -> tuple[Stmt, ...]:
+    """`body` in which each thread loads what it needs of the blocks that lie along `lane` and that other block axes,
+    bound around them, do not walk."""
+    made: list[Stmt] = []
+    for s in body:
+        match s:
+            case Load() if s.descriptor is None and lane in s.var.axes and lane in tiles:
+                copied = tuple(a for a in tiles if a in bound and a not in s.var.axes)
+                told = tuple(ElementRun(a, 1, 1) for a in copied) if s.runs else ()
+                s = replace(s, copied=copied, runs=(*s.runs, *told))
+            case Loop():
+                s = replace(s, body=copy_for_threads(s.body, tiles, lane, bound | {s.axis}))
+            case Nest():
+                s = replace(s, body=copy_for_threads(s.body, tiles, lane, bound))
+            case Branch():
+                yes, no = (copy_for_threads(b, tiles, lane, bound) for b in (s.body, s.orelse))
                 s = replace(s, body=yes, orelse=no)
             case _:
                 pass

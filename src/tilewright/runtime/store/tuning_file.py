@@ -1,6 +1,6 @@
 """Tuning files: what clocks decided on some devices, as JSON that people read, merge and take along.
 
-    {"schema": 2, "version": ..., "devices": {DEVICE: {"KIND KEY": {...}, ...}, ...}}
+    {"schema": 3, "version": ..., "devices": {DEVICE: {"KIND KEY": {...}, ...}, ...}}
 
 A file is data: its names are compared, its texts parsed, nothing in it is run. What it says is held against what a
 kernel, or the offers of a library, can be before it is taken.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from tilewright.errors import InputError, shown
+from tilewright.ir.kernel import PREPARATIONS
 from tilewright.ir.text.schedule import check_text
 from tilewright.tuning.input_limits import TUNING_FILES
 from tilewright.tuning.text_limits import TEXTS
@@ -27,7 +28,7 @@ from tilewright.tuning.timing_limits import PRODUCTS
 
 from .code_identity import DECIDING, code_identity, package_version
 
-SCHEMA = 2
+SCHEMA = 3
 HINT = "take it out, or write the file again: tilewright tune MODEL -o FILE"
 _KEY = re.compile(r"([a-z_]+) [0-9a-f]{32}")
 _TOP = ("schema", "version", "devices")
@@ -227,6 +228,10 @@ def _parts(given: object) -> str:
     return "" if fits else f"a number of parts, 1 to {PRODUCTS.max_parts}"
 
 
+def _preparation(given: object) -> str:
+    return "" if given in PREPARATIONS else f"one of {', '.join(PREPARATIONS)}"
+
+
 def _schedule(given: object) -> str:
     if not isinstance(given, str):
         return "the text of a schedule"
@@ -251,7 +256,7 @@ def _named_seconds(given: object) -> str:
 
 KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     "product": {
-        "schedule": _schedule, "parts": _parts, "padded": _flag, "seconds": _seconds,
+        "schedule": _schedule, "parts": _parts, "operands": _preparation, "seconds": _seconds,
         "library_seconds": _seconds,
     },
     "attention": {"kernels": _flag, "seconds": _seconds, "library_seconds": _seconds},

@@ -1,10 +1,12 @@
 """Schedules that are proposed for windows without matrices (depthwise convolutions), for a clock to decide.
 
 Taps are written out (`form.unrolled_sums`), line by line or all at once. A block has channels, or whatever lies along
-memory, and places of a line; a thread has several results side by side, which share what they read.
+memory, and places of a line, or one place of several lines; a thread has several results side by side, which share what
+they read.
 
-    seconds = launch + max(terms) + loss * min(terms) + steps of a thread + elements that it reads
-    terms   = bytes from memory / bandwidth, lines of all loads and stores of a core / lines that its cache gives
+    seconds = launch + max(terms) + loss * sum(other terms) + steps of a thread + elements that it reads
+    terms   = bytes from memory / bandwidth, lines of all loads and stores of a core / lines that its cache gives,
+              instructions / their rate
 
 where an access of a warp takes a line at least, and one across memory one for each element of a thread.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
@@ -25,10 +27,10 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
-from tilewright.schedule.scheduler import Comparison, Solution, grid_points
+from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
-from tilewright.tuning.thresholds import FORMS, GPU_COST, GPU_MATMUL
+from tilewright.tuning.thresholds import FORMS, GPU_COST
 
 from .block_memory import ProductBlocks
 from .block_shape import shape_of
@@ -51,19 +53,32 @@ def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     if lane is None or line is None or any(lane not in o.kept for o in form.outputs):
         return ()
     kept: list[Solution] = []
+    across = _across(form, lane, line)
     for count, lines in choices(PROPOSALS.results_side_by_side, _lines_at_once(form)):
-        made: list[Solution] = []
         written = take(STEP, form, target, hints, {line: count, **lines})
         if written is form:
             continue
         places = next((a for a in written.classes() if a not in form.classes()), line)
-        for blocks in _blocks(written, lane, places, target):
-            schedule = schedule_of_blocks(written, shape_of(written, hints), blocks, {}, multiplied=False)
-            own, schedule = by.completed(written, schedule)
-            if not lines or _may_wait_once(own, schedule, target, hints):
-                made.append(Solution(schedule, own, window_seconds(own, schedule, target, hints), found.rows))
-        kept += sorted(made, key=lambda s: s.seconds)[: PROPOSALS.max_kept_windows]
+        work = WindowWork.of(written, lane, hints)
+        for beside, most in ((places, PROPOSALS.max_kept_windows), (across, PROPOSALS.max_kept_across)):
+            made = [
+                (seconds_of(work, blocks, target, hints), blocks)
+                for blocks in (_blocks(written, lane, beside, target) if beside is not None else ())
+                if not lines or _may_wait_once(work, blocks, target, hints)
+            ]
+            for seconds, blocks in sorted(made, key=lambda m: m[0])[:most]:
+                own, schedule = _completed(written, blocks, work.is_along, by)
+                kept.append(Solution(schedule, own, seconds, found.rows))
     return sorted(kept, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
+
+
+def _completed(form: Form, blocks: ProductBlocks, along: bool, by: Comparison) -> tuple[Form, Schedule]:
+    """The schedule of blocks. Products go into their sums in one step each, as in a library's convolution."""
+    schedule = schedule_of_blocks(form, shape_of(form, by.hints), blocks, {}, multiplied=False)
+    own, schedule = by.completed(form, schedule)
+    memory, math = replace(schedule.memory, own_copies=along), replace(schedule.math, contracted=True)
+    reductions = replace(schedule.reductions, term_by_term=bool(own.folds))
+    return own, replace(schedule, reductions=reductions, memory=memory, math=math)
 
 
 def is_written_out(form: Form) -> bool:
@@ -72,49 +87,104 @@ def is_written_out(form: Form) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadWork:
-    """What a thread of a window's kernel does: steps one after the other, elements that it reads, and lines that its
-    warp's loads and stores take of the first cache."""
+class _Read:
+    """One read of a form, which a thread does so many `times` for each of its elements: whether it differs along the
+    lane, and lies along it."""
 
-    steps: int
-    elements: float
-    lines: float
+    times: int
+    across: bool
+    along: bool
 
 
-def thread_work(form: Form, schedule: Schedule, target: Target) -> ThreadWork:
-    """Of windows that are written out."""
-    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
-    lane, warps = schedule.tiling.lane, schedule.launch.warps
-    held = max(1.0, math.prod(tiles[a] for a in form.outputs[0].kept) / (warps * target.lanes))
-    whole = max(1.0, held * WINDOW_BYTES * target.lanes / GPU_COST.line_bytes)
-    elements, lines = 0.0, len(form.outputs) * whole
-    # Results side by side share what they read.
-    often = {x: math.prod(dims.static(a.extent) or 1 for a in i.reduce) for i in form.items for b in i.body
-             for x in walk(b) if x.op == "read" and isinstance(x.value, int)}  # fmt: skip
-    for x, times in often.items():
-        across = lane is not None and axis(lane) in axes_of(x)
-        along = lane is not None and dims.coefficient(x.args[0], axis(lane)) is dims.ONE
-        elements += times * (held if across else 1.0)
-        lines += times * (whole if along else held if across else 1.0)
-    return ThreadWork(max(often.values(), default=1), elements, lines)
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowWork:
+    """What kernels of a form do whose windows are written out, whatever their blocks: reads, and products for each
+    element of a thread."""
+
+    form: Form
+    reads: tuple[_Read, ...]
+    products: int
+    moved: int
+    """Bytes that are read and written at least."""
+
+    @classmethod
+    def of(cls, form: Form, lane: Axis, hints: SizeHints) -> WindowWork:
+        """Of a form that is written out. Results side by side share what they read."""
+        bodies = [(b, math.prod(dims.static(a.extent) or 1 for a in i.reduce)) for i in form.items for b in i.body]
+        often = {x: n for b, n in bodies for x in walk(b) if x.op == "read" and isinstance(x.value, int)}
+        products = sum(n for b, n in bodies for x in walk(b) if x.op == "mul" and x.dtype.is_float)
+        reads = tuple(
+            _Read(n, axis(lane) in axes_of(x), dims.coefficient(x.args[0], axis(lane)) is dims.ONE)
+            for x, n in often.items()
+        )
+        return cls(form, reads, products, bytes_once(form, hints))
+
+    @property
+    def steps(self) -> int:
+        """How often a thread waits for memory."""
+        return max((x.times for x in self.reads), default=1)
+
+    @property
+    def is_along(self) -> bool:
+        """Whether all that differs along the lane lies along it."""
+        return all(x.along for x in self.reads if x.across)
+
+    def held(self, blocks: ProductBlocks, target: Target) -> float:
+        """Elements of each result that a thread has."""
+        kept = math.prod(blocks.tiles[a] for a in self.form.outputs[0].kept)
+        return max(1.0, kept / (blocks.warps * target.lanes))
+
+    def count(self, blocks: ProductBlocks, hints: SizeHints) -> int:
+        """Blocks of a launch."""
+        kept = self.form.outputs[0].kept
+        return math.prod(-(-max(1, hints.estimate(a.extent)) // blocks.tiles[a]) for a in kept)
+
+    def elements(self, held: float) -> float:
+        """What a thread reads that has so many elements of each result."""
+        return sum(x.times * (held if x.across else 1.0) for x in self.reads)
+
+    def instructions(self, held: float) -> float:
+        """Of such a thread: products with their additions, halves that become singles, loads and what is around."""
+        loads = GPU_COST.window_load_instructions * sum(x.times for x in self.reads)
+        return self.products * held + self.elements(held) + loads + GPU_COST.window_thread_instructions
+
+    def lines(self, held: float, target: Target) -> float:
+        """Lines of the first cache that loads and stores of a warp take."""
+        whole = max(1.0, held * WINDOW_BYTES * target.lanes / GPU_COST.line_bytes)
+        loads = sum(x.times * (whole if x.along else held if x.across else 1.0) for x in self.reads)
+        return loads + len(self.form.outputs) * whole
 
 
 def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch, for windows that are written out."""
-    work, blocks = thread_work(form, schedule, target), grid_points(schedule, hints)
-    near, moved = target.level(MemoryKind.SHARED), bytes_once(form, hints)
-    warps = schedule.launch.warps * -(-blocks // target.cores)
-    first = 0.0 if near is None else work.lines * warps * GPU_COST.line_bytes * target.cores / near.bandwidth
-    reached = min(1.0, target.alone * blocks / target.cores)
-    last = moved / (target.device.bandwidth * reached)
-    alone = work.steps * GPU_COST.window_step_seconds + work.elements * GPU_COST.window_element_seconds
-    return target.launch_seconds + max(last, first) + GPU_MATMUL.overlap_loss_ratio * min(last, first) + alone
+    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
+    lane = schedule.tiling.lane
+    assert lane is not None, "windows are proposed along one"
+    blocks = ProductBlocks(tiles, schedule.launch.warps, 1)
+    return seconds_of(WindowWork.of(form, lane, hints), blocks, target, hints)
 
 
-def _may_wait_once(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> bool:
+def seconds_of(work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints) -> float:
+    """Modelled seconds of one launch of such blocks."""
+    count, held = work.count(blocks, hints), work.held(blocks, target)
+    near, reached = target.level(MemoryKind.SHARED), min(1.0, target.alone * count / target.cores)
+    warps = blocks.warps * -(-count // target.cores)
+    line_bytes = work.lines(held, target) * warps * GPU_COST.line_bytes * target.cores
+    issued = work.instructions(held) * warps * target.lanes * target.cores
+    terms = (
+        work.moved / (target.device.bandwidth * reached),
+        0.0 if near is None else line_bytes / near.bandwidth,
+        2 * issued / target.flops,
+    )
+    others = GPU_COST.window_loss_ratio * (sum(terms) - max(terms))
+    alone = work.steps * GPU_COST.window_step_seconds + work.elements(held) * GPU_COST.window_element_seconds
+    return target.launch_seconds + max(terms) + others + alone
+
+
+def _may_wait_once(work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints) -> bool:
     """Whether a thread's registers hold all lines of a window, and a core has so few warps that they wait."""
-    warps = schedule.launch.warps * grid_points(schedule, hints) / target.cores
-    read = thread_work(form, schedule, target).elements * WINDOW_BYTES
+    warps = blocks.warps * work.count(blocks, hints) / target.cores
+    read = work.elements(work.held(blocks, target)) * WINDOW_BYTES
     return warps <= GPU_COST.max_waiting_warps and read <= GPU_COST.max_window_bytes
 
 
@@ -127,22 +197,38 @@ def _lines_at_once(form: Form) -> list[dict[Axis, int]]:
 
 def _line(form: Form, lane: Axis | None) -> Axis | None:
     """The class along which windows lie closest that is not the lane; one with a border, if there are borders."""
-    near: dict[Axis, int] = {}
     bordered = {a.value for i in form.folds.values() for b in i.body for x in walk(b) if x.op == "where"
-             for a in walk(x.args[0]) if a.op == "axis"}  # fmt: skip
-    for a in form.outputs[0].kept:
-        step = dims.coefficient(form.outputs[0].offset, axis(a))
-        known = None if step is None else dims.static(step)
-        if a != lane and known and dims.static(a.extent) is not None and (not bordered or a in bordered):
-            near[a] = known
-    return min(near, key=lambda a: near[a], default=None)
+                for a in walk(x.args[0]) if a.op == "axis"}  # fmt: skip
+    near = _steps(form)
+    known = [a for a in near if a != lane and dims.static(a.extent) is not None]
+    return min((a for a in known if not bordered or a in bordered), key=lambda a: near[a], default=None)
 
 
-def _blocks(form: Form, lane: Axis, line: Axis, target: Target) -> Iterator[ProductBlocks]:
-    """Blocks in which each thread has one access of the lane for each of its results, or less where a line is short."""
+def _across(form: Form, lane: Axis, line: Axis) -> Axis | None:
+    """The class of lines that are next to each other, whose windows have lines in common."""
+    near = {a: n for a, n in _steps(form).items() if a not in (lane, line)}
+    taps = max(len([a for a in i.reduce if a.extent is not dims.ONE]) for i in form.folds.values())
+    return min(near, key=lambda a: near[a], default=None) if taps > 1 else None
+
+
+def _steps(form: Form) -> dict[Axis, int]:
+    """How far neighbours of the first result lie apart along each of its classes, where that is known."""
+    steps = {a: dims.coefficient(form.outputs[0].offset, axis(a)) for a in form.outputs[0].kept}
+    known = {a: None if step is None else dims.static(step) for a, step in steps.items()}
+    return {a: step for a, step in known.items() if step}
+
+
+def _blocks(form: Form, lane: Axis, beside: Axis, target: Target) -> Iterator[ProductBlocks]:
+    """Blocks along the lane and one other class in which a thread has one access of the lane for each of its results,
+    or part of one."""
     access = target.vector_bytes // min(v.dtype.bytes for v in form.params)
-    wide, long = (next_power_of_two(dims.static(a.extent) or PROPOSALS.lanes[-1]) for a in (lane, line))
-    for width, warps in choices(PROPOSALS.lanes, PROPOSALS.window_warps):
-        places = min(long, warps * target.lanes * access // width)
-        if width <= wide and places and width * places >= warps * target.lanes:
-            yield ProductBlocks(dict.fromkeys(form.classes(), 1) | {lane: width, line: places}, warps, 1)
+    wide, long = (next_power_of_two(dims.static(a.extent) or PROPOSALS.lanes[-1]) for a in (lane, beside))
+    options = choices(PROPOSALS.lanes, PROPOSALS.window_warps, PROPOSALS.window_access_parts)
+    found = {
+        (width, min(long, warps * target.lanes * access // (width * part)), warps)
+        for width, warps, part in options
+        if width <= wide
+    }
+    for width, places, warps in sorted(found):
+        if places and width * places >= warps * target.lanes:
+            yield ProductBlocks(dict.fromkeys(form.classes(), 1) | {lane: width, beside: places}, warps, 1)
