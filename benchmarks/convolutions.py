@@ -232,7 +232,8 @@ def way_of(label: str) -> ProductWay:
 
 
 def ways(layer: Layer, batch: int, target: Target) -> Ways:
-    """What is proposed for a layer, for its sum in parts, and over operands that are prepared, the fastest by the model first."""
+    """What is proposed for a layer, for its sum in parts, and over operands that are prepared, the fastest by the model
+    first."""
     graph, kernel = kernel_of(layer, batch)
     finder = _Finder(graph, kernel, target)
     finder.add("", WHOLE, MOST_PROPOSALS)

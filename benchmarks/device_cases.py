@@ -317,7 +317,8 @@ def caller_s_graph() -> str:
 
 
 def block_copies() -> str:
-    """Operands that come by tensor descriptors: rows with a tail, inputs that move, and a caller's graph."""
+    """Operands that come by tensor descriptors, with usual and with specialised warps: rows with a tail, inputs that
+    move, and a caller's graph."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax((q @ k.transpose(-1, -2) / 8).float(), -1).to(v.dtype) @ v
@@ -327,25 +328,29 @@ def block_copies() -> str:
         return [x[shift:].view(1, 3, 1000, 64) for x in flat]
 
     asking = Tuning(tuple(FastestBlock(kind, 2, 64, 64, 64, 4, 3, True) for kind in ("products", "scores")))
-    usual, solver.table = solver.table, lambda target: asking
-    try:
-        first = inputs(0)
-        run = tilewright.compile(attend, first, options={"strict": True, "contractions": "inside"})
-        run(*first)
-    finally:
-        solver.table = usual
-    assert ".load([" in run.kernels[0].source, "the target has no descriptors"
-    for shift in (0, 8, 1, 0):
-        given = inputs(shift)
-        torch.testing.assert_close(run(*given), attend(*given), rtol=1e-2, atol=1e-3)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = run(*first)
-    run(*inputs(0))
-    first[1].copy_(torch.randn(1, 3, 1000, 64))
-    graph.replay()
-    torch.testing.assert_close(y, attend(*first), rtol=1e-2, atol=1e-3)
-    return ""
+    texts: list[str] = []
+    for special in (False, True):
+        usual, solver.table = solver.table, lambda target: asking
+        try:
+            first = inputs(0)
+            options = {"strict": True, "contractions": "inside", "specialise_warps": special}
+            run = tilewright.compile(attend, first, options=options)
+            run(*first)
+        finally:
+            solver.table = usual
+        texts.append(run.kernels[0].source)
+        for shift in (0, 8, 1, 0):
+            given = inputs(shift)
+            torch.testing.assert_close(run(*given), attend(*given), rtol=1e-2, atol=1e-3)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = run(*first)
+        run(*inputs(0))
+        first[1].copy_(torch.randn(1, 3, 1000, 64))
+        graph.replay()
+        torch.testing.assert_close(y, attend(*first), rtol=1e-2, atol=1e-3)
+    assert ".load([" in texts[0], "the target has no descriptors"
+    return "specialised" if ".load([" not in texts[1] else "usual warps both times"
 
 
 def cuda_graphs() -> str:

@@ -141,6 +141,9 @@ class Target:
     denormal number is made."""
     descriptors: bool = False
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
+    offset_bytes: int = 0
+    """The largest distance, either way, that an access adds to its address by itself (SASS: a signed offset of 24 bits;
+    CDNA 3 ISA, global memory: of 13 bits)."""
     specialised_warps: bool = False
     """Whether groups of warps multiply what another warp copies into shared memory, each with a share of the registers
     that is its own (`lower.specialise`)."""
@@ -337,6 +340,7 @@ def _gpu(
         special=special,
         launch_seconds=1.0e-6,
         lanes=32,
+        offset_bytes=(1 << 23) - 1,
         threads=2048,
         block_threads=1024,
         latency=0.8e-6,
@@ -426,6 +430,7 @@ def _mi300x() -> Target:
         fused_convolutions=False,
         vector_registers=512,
         lanes=64,
+        offset_bytes=(1 << 12) - 1,
         launch_seconds=2.0e-6,
         backend="hip",
         coarse=(),

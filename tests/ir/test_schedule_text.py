@@ -38,8 +38,10 @@ EVERY = Schedule(
         False,
         True,
     ),
-    Reductions(True, False, (3,), (COLUMNS,), 0, True, False, True, True, 32),
-    Memory(4, (Sized(1, LARGE),), (Sized(0, const(True, bool_)), Sized(2, LARGE)), (0, 1), 64, True, True),
+    Reductions(True, False, (3,), (COLUMNS,), 0, True, True, False, True, True, 32),
+    Memory(
+        4, (Sized(1, LARGE),), (Sized(0, const(True, bool_)), Sized(2, LARGE)), (0, 1), 64, True, True, True
+    ),
     Math(True, ("exp2", "log2"), True, True, True, True),
     LaunchConfig(4, 3, 1 << 10, 8),
 )

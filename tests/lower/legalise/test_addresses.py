@@ -16,12 +16,14 @@ from tilewright.ir.expr import call, integer
 from tilewright.ir.program import Load, Stmt, Store, TileProgram, rewrite_body
 from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
-from tilewright.lower.legalise.addresses import MAX_DISTANCE, share_addresses
+from tilewright.lower.legalise.addresses import share_addresses
 from tilewright.lower.legalise.gpu import legalise_for_gpu
+from tilewright.lower.variants import NARROW_LIMIT
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.target import preset
 
 GPU = preset("sm_90")
+MAX_DISTANCE = (1 << 31) - 1 - NARROW_LIMIT
 
 
 def shifted(*distances: int) -> TileProgram:
@@ -39,7 +41,7 @@ def shifted(*distances: int) -> TileProgram:
 
 
 def behind(program: TileProgram) -> list[int]:
-    made = replace(program, body=share_addresses(program.body))
+    made = replace(program, body=share_addresses(program.body, GPU.offset_bytes))
     return [s.behind for s in made.statements() if isinstance(s, (Load, Store))]
 
 
@@ -74,3 +76,10 @@ def test_it_is_printed_last_and_means_the_same() -> None:
     given = [np.arange(260.0, dtype=np.float32)] + [None] * (len(program.params) - 1)
     results = [run_program(p, given, {})[-1] for p in (program, made)]
     np.testing.assert_array_equal(*results)
+
+
+def test_an_instruction_of_some_machines_holds_less() -> None:
+    program = shifted(0, 1000, 2000)
+    for target, found in ((GPU, [0, 1000, 2000]), (preset("gfx942"), [0, 1000, 0])):
+        loads = [s for s in legalise_for_gpu(program, target).statements() if isinstance(s, Load)]
+        assert [s.behind for s in loads] == found

@@ -78,8 +78,8 @@ class Load:
     of blocks read it. `access`: how the block moves (None: along the vector axis). `runs`: what is to be told of how
     its elements lie, an entry for each block axis that it may have. `alike`: where neighbours are one element of
     memory, which is loaded once. `copied`: block axes that the offset does not have, along which each thread loads what
-    it needs, where threads would hand each other the block. `behind`: so many elements of the offset come last, behind an
-    address that others share."""
+    it needs, where threads would hand each other the block. `behind`: so many elements of the offset come last, behind
+    an address that others share."""
 
     var: Var
     buffer: Buffer

@@ -95,17 +95,21 @@ def _unless_sure(condition: Expr) -> Expr | None:
     return None if condition.op == "const" and condition.value else condition
 
 
+def _loaded(s: Load) -> str:
+    """What a load reads, and how."""
+    other = "" if s.other is None else f" else {show(s.other)}"
+    ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
+    how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}{_alike(s)}{_behind(s)}"
+    return f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
+
+
 def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
     """Add the text of a body to `lines`, a statement a line."""
     pad = "  " * depth
     for s in body:
         match s:
             case Load():
-                other = "" if s.other is None else f" else {show(s.other)}"
-                ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}{_runs(s)}{_alike(s)}{_behind(s)}"
-                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
-                lines.append(f"{pad}{_defined([s.var])} = {read}")
+                lines.append(f"{pad}{_defined([s.var])} = {_loaded(s)}")
             case Compute():
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():

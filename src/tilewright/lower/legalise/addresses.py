@@ -17,24 +17,21 @@ from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import NARROW_LIMIT
 
-MAX_DISTANCE_BYTES = (1 << 23) - 1
-"""An address of NVIDIA's machine code has a signed offset of 24 bits."""
-MAX_DISTANCE = (1 << 31) - 1 - NARROW_LIMIT
-"""Elements that 32-bit arithmetic has left beyond what any access may reach."""
 
-
-def share_addresses(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """`body` whose accesses say how far `behind` the address they lie that they share with others."""
+def share_addresses(body: Sequence[Stmt], most_bytes: int) -> tuple[Stmt, ...]:
+    """`body` whose accesses say how far `behind` the address they lie that they share with others; an instruction holds
+    distances up to `most_bytes`."""
     shared = Counter(_address(s) for s in body if isinstance(s, (Load, Store)))
     made: list[Stmt] = []
     for s in body:
         match s:
             case Load() | Store() if shared[_address(s)] > 1 and _is_plain(s):
-                s = replace(s, behind=_distance(s))
+                s = replace(s, behind=_distance(s, most_bytes))
             case Loop() | Nest():
-                s = replace(s, body=share_addresses(s.body))
+                s = replace(s, body=share_addresses(s.body, most_bytes))
             case Branch():
-                s = replace(s, body=share_addresses(s.body), orelse=share_addresses(s.orelse))
+                yes, no = (share_addresses(b, most_bytes) for b in (s.body, s.orelse))
+                s = replace(s, body=yes, orelse=no)
             case _:
                 pass
         made.append(s)
@@ -50,10 +47,10 @@ def _known_part(offset: Expr) -> int:
     return dims.linear(offset).get((), 0)
 
 
-def _distance(s: Load | Store) -> int:
+def _distance(s: Load | Store, most_bytes: int) -> int:
     known = _known_part(s.offset)
-    near = abs(known) <= MAX_DISTANCE and abs(known) * s.buffer.dtype.bytes <= MAX_DISTANCE_BYTES
-    return known if near else 0
+    left = (1 << 31) - 1 - NARROW_LIMIT
+    return known if abs(known) <= min(left, most_bytes // s.buffer.dtype.bytes) else 0
 
 
 def _is_plain(s: Load | Store) -> bool:

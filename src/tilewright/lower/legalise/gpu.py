@@ -69,7 +69,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     # Of what products make the matrix unit says how it lies in registers; other blocks lie as they are stored.
     body = tell_runs(load_once(made.body, tiles, sides), tiles, interleave=bool(sides))
     body = copy_for_threads(body, tiles, made.lane) if made.own_copies else body
-    body = share_addresses(body)
+    body = share_addresses(body, target.offset_bytes)
     made = replace(made, body=keep_last_steps(body), odd_steps=has_odd_steps(program))
     early = "none" if made.warp_specialised else target.early_launch
     return made if early == "none" else with_early_launch(made, outside=early == "any")

@@ -375,7 +375,9 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
     if not op.inputs or not all(v in constants for v in op.inputs):
         return False
-    if (op.expr is not None and op.expr.is_view() and op.kernel < 0) or (op.call is not None and not op.call.pure):
+    if (op.expr is not None and op.expr.is_view() and op.kernel < 0) or (
+        op.call is not None and not op.call.pure
+    ):
         return False
     if symbols_in((op.expr, *((op.call.args, op.call.kwargs) if op.call is not None else ()))):
         return False  # a number that only a call tells is part of the result

@@ -110,7 +110,9 @@ class WindowWork:
     @classmethod
     def of(cls, form: Form, lane: Axis, hints: SizeHints) -> WindowWork:
         """Of a form that is written out. Results side by side share what they read."""
-        bodies = [(b, math.prod(dims.static(a.extent) or 1 for a in i.reduce)) for i in form.items for b in i.body]
+        bodies = [
+            (b, math.prod(dims.static(a.extent) or 1 for a in i.reduce)) for i in form.items for b in i.body
+        ]
         often = {x: n for b, n in bodies for x in walk(b) if x.op == "read" and isinstance(x.value, int)}
         products = sum(n for b, n in bodies for x in walk(b) if x.op == "mul" and x.dtype.is_float)
         reads = tuple(
