@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from tilewright.analysis.runs import words_of
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form, Item, reached_folds
+from tilewright.ir.graph import Value
 from tilewright.ir.selection import Precision
 from tilewright.target import Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
@@ -49,34 +50,32 @@ def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed:
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
     elements = 0.0
-    added = _added(known.form, known.sums)
-    for item, product in made_products(known, c):
-        size = 0 if item.id in added else c.tiles[product.m] * c.tiles[product.n]
+    units = {u.operand for u in target.matrix_units}
+    threads = c.warps * target.lanes
+    for s in made_products(known, c.tiles):
+        product = s.product
+        size = 0 if s.joins else c.tiles[product.m] * c.tiles[product.n]
         elements += size
-        if not any(u.operand == product.operand.name for u in target.matrix_units):
+        if product.operand.name not in units:
             # Without matrix units, a thread holds the rows and columns that it multiplies.
-            threads = c.warps * target.lanes
             elements += c.tiles[product.k] * (size * threads) ** 0.5
-        if set(item.reduce) & set(known.streamed):
+        if s.streams:
             elements += 0 if c.halves else size  # a step's own sums
         else:
-            fed = any(
-                item.id in reached_folds(known.form, known.form.items[i]) for i in known.sums if i != item.id
-            )
-            held = GPU_MATMUL.split_register_bytes if is_split(known, product) else product.operand.bytes
-            elements += size * _alike(c, product) * held / 4 if fed else 0
-        if is_split(known, product) and set(known.streamed) & classes_of(product.left):
+            held = GPU_MATMUL.split_register_bytes if s.split else product.operand.bytes
+            elements += size * _alike(c, product) * held / 4 if s.feeds else 0
+        if s.split and s.left_streams:
             elements += (
                 c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
             )
     for f in c.spread:
         item = known.form.items[f]
-        elements += _volume(c, item.axes)
+        elements += _volume(c.tiles, item.axes)
     for item in known.form.folds.values():
         if item.scan in known.streamed:  # what is run over, and the results, which lie otherwise in threads
-            elements += 2 * _volume(c, item.kept)
+            elements += 2 * _volume(c.tiles, item.kept)
     for read, axes in _beside(known.form, known.sums):
-        size = _volume(c, axes)
+        size = _volume(c.tiles, axes)
         if size >= CONTRACTION.min_block_side**2:
             elements += (
                 size * read.dtype.bytes / f32.bytes
@@ -86,62 +85,109 @@ def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed:
     return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
+@dataclass(frozen=True, slots=True)
+class SharedNeeds:
+    """Bytes of shared memory of blocks that have the same tiles, by how their stages count: `fixed`, those of each
+    stage, of each stage but the first, of each of several, and of pieces, `single_pieces` being those in one stage."""
+
+    fixed: int
+    staged: int
+    further: int
+    several: int
+    pieces: int
+    single_pieces: int
+
+    def bytes(self, stages: int) -> int:
+        """With so many stages."""
+        total = self.fixed + self.staged * stages + self.further * (stages - 1)
+        if stages == 1:
+            return total + max(self.pieces, self.single_pieces)
+        return total + self.several * stages + self.pieces
+
+
 def shared_bytes(known: BlockProducts, c: ProductBlocks, *, ahead: bool = True) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched `ahead`, as many steps as there are further stages."""
-    total = GPU_MATMUL.merge_bytes
+    return shared_needs(known, c.tiles, ahead=ahead).bytes(c.stages)
+
+
+def shared_needs(known: BlockProducts, tiles: Mapping[Axis, int], *, ahead: bool = True) -> SharedNeeds:
+    """As `shared_bytes`, for any number of warps and stages."""
+    fixed, staged, further, several = GPU_MATMUL.merge_bytes, 0, 0, 0
     for r, axes in _beside(known.form, known.sums) if ahead else ():
-        if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
-            total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
+        if isinstance(r.value, int) and any(a in known.streamed and tiles[a] > 1 for a in axes):
+            further += _volume(tiles, axes) * known.form.params[r.value].dtype.bytes
     held: set[Expr] = set()
-    pieces = 0
-    for item, product in made_products(known, c):
-        loops = set(known.streamed) & set(item.axes)
-        for side, own in ((product.left, product.m), (product.right, product.n)):
-            block = block_of(side, c)
-            if block in held or not any(x.op == "read" for x in walk(side)):
+    pieces = single_pieces = 0
+    for s in made_products(known, tiles):
+        for side in s.sides:
+            block = side.block(tiles)
+            if block in held or not side.reads:
                 continue
             held.add(block)
-            size = c.tiles[own] * c.tiles[product.k]
-            plain = stored_half(side, known.form.params) is not None or side.op == "read"
-            looped = bool(loops & {own, product.k})
-            if is_split(known, product) and not looped:
-                total += size * GPU_MATMUL.piece_bytes
-            elif is_split(known, product):  # pieces of left sides stay in registers, with few rows all pieces
-                single = size * product.operand.bytes
-                total += single * (c.stages - 1) if plain else 0
-                right = own != product.m and c.tiles[product.m] >= GPU_MATMUL.warp_group_rows
-                pieces = max(
-                    pieces, size * GPU_MATMUL.piece_bytes if right else single if c.stages == 1 else 0
-                )
+            size = tiles[side.own] * tiles[s.product.k]
+            single = size * s.product.operand.bytes
+            if s.split and not side.looped:
+                fixed += size * GPU_MATMUL.piece_bytes
+            elif s.split:  # pieces of left sides stay in registers, with few rows all pieces
+                further += single if side.plain else 0
+                if side.own != s.product.m and tiles[s.product.m] >= GPU_MATMUL.warp_group_rows:
+                    pieces = max(pieces, size * GPU_MATMUL.piece_bytes)
+                else:
+                    single_pieces = max(single_pieces, single)
+            elif side.plain and side.looped:
+                staged += single
             else:
-                total += size * product.operand.bytes * (c.stages if plain and looped else 1)
-                total += 0 if plain or not looped else _loaded_ahead(side, (own, product.k), known, c)
-    return total + pieces
+                fixed += single
+                several += int(sum(size / count * width for count, width in side.words)) if side.looped else 0
+    return SharedNeeds(fixed, staged, further, several, pieces, single_pieces)
 
 
-def _loaded_ahead(side: Expr, axes: tuple[Axis, Axis], known: BlockProducts, c: ProductBlocks) -> int:
-    """Bytes of packed words that wait to be made an operand, of all stages."""
-    if c.stages == 1:
-        return 0
-    total = 0.0
+def _words(side: Expr, axes: tuple[Axis, Axis], params: Sequence[Value]) -> Iterator[tuple[int, int]]:
+    """Of the packed words that wait to be made an operand: how many elements one has, and its bytes."""
     for x in walk(side):
-        if x.op != "read" or not isinstance(x.value, int) or known.form.params[x.value].dtype.is_float:
+        if x.op != "read" or not isinstance(x.value, int) or params[x.value].dtype.is_float:
             continue
         words = words_of(x.args[0], axes, CONTRACTION.min_block_side)
         if words.is_whole:
-            elements = math.prod(c.tiles[a] for a in axes) / math.prod(words.counts.values())
-            total += elements * known.form.params[x.value].dtype.bytes
-    return int(total) * c.stages
+            yield math.prod(words.counts.values()), params[x.value].dtype.bytes
 
 
-def block_of(side: Expr, c: ProductBlocks) -> Expr:
-    """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that are
-    the first part of keys are loaded once."""
-    if side.op != "read":
-        return side
-    tiles = tuple((a.value, c.tiles.get(a.value, 1)) for a in axes_of(side) if isinstance(a.value, Axis))
-    return _renamed(side, tiles)
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductSide:
+    """A side of a product of blocks, whose rows or columns are `own`: whether it `reads` memory, does nothing else
+    (`plain`), and is there in each step of a loop; the elements of the packed `words` that such a step loads, and their
+    bytes; whether it `may_recur` as the side of another product."""
+
+    side: Expr
+    own: Axis
+    reads: bool
+    plain: bool
+    looped: bool
+    words: tuple[tuple[int, int], ...]
+    may_recur: bool
+
+    def block(self, tiles: Mapping[Axis, int]) -> Expr:
+        """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that
+        are the first part of keys are loaded once."""
+        if not self.may_recur:
+            return self.side
+        walked = (a.value for a in axes_of(self.side))
+        return _renamed(self.side, tuple((a, tiles.get(a, 1)) for a in walked if isinstance(a, Axis)))
+
+
+def _recurring(sides: Iterable[Expr]) -> set[Expr]:
+    """Those of some sides that may be the same block as another one, under some tiles: which differ in classes alone,
+    or which have several of one extent."""
+    alike: dict[Expr, list[Expr]] = {}
+    found: set[Expr] = set()
+    for side in dict.fromkeys(side for side in sides if side.op == "read"):
+        walked = [a.value for a in axes_of(side) if isinstance(a.value, Axis)]
+        if len({a.extent for a in walked}) < len(walked):
+            found.add(side)
+        else:
+            alike.setdefault(_renamed(side, tuple((a, 0) for a in walked)), []).append(side)
+    return found.union(*(group for group in alike.values() if len(group) > 1))
 
 
 @lru_cache(1 << 10)
@@ -149,11 +195,6 @@ def _renamed(side: Expr, tiles: tuple[tuple[Axis, int], ...]) -> Expr:
     """A read with its classes called by their extents and tiles, where these tell them apart."""
     table = {axis(a): axis(Axis(f"{a.extent}/{tile}", a.extent)) for a, tile in tiles}
     return substitute(side, table) if len(set(table.values())) == len(table) else side
-
-
-def is_split(known: BlockProducts, product: Contraction) -> bool:
-    """Whether matrix units take pieces of the operands."""
-    return product.operand is f32 and known.singles == "bf16x6"
 
 
 def classes_of(e: Expr) -> set[Axis]:
@@ -199,25 +240,73 @@ def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, 
     )
 
 
-def made_products(known: BlockProducts, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
-    """The folds that are products of blocks, and these products."""
-    made = contractions_of(known.form, known.sums, tuple(c.tiles.items()))
-    assert made is not None
-    return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSum:
+    """A fold that is a product of blocks: whether it is only added to another one (`joins`), is added up over steps
+    (`streams`), `feeds` another product, is multiplied in pieces, and has a left side of each step."""
+
+    item: Item
+    product: Contraction
+    sides: tuple[ProductSide, ProductSide]
+    joins: bool
+    streams: bool
+    feeds: bool
+    split: bool
+    left_streams: bool
+
+
+def made_products(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[BlockSum, ...]:
+    """The folds that are products of blocks, which all sums are with these tiles."""
+    found = products_of(known, tiles)
+    assert found is not None
+    return found
+
+
+def products_of(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[BlockSum, ...] | None:
+    """The same; None if one of the sums is no product of blocks with these tiles."""
+    side = CONTRACTION.min_block_side
+    # Which product a fold is depends on no more of a tile: tiles of one kind share what is found.
+    kinds = tuple((a, 1 if t <= 1 else 2 if t < side else side) for a, t in tiles.items())
+    return _products_of(known.form, known.sums, known.streamed, known.singles, kinds)
 
 
 @lru_cache(1 << 6)
-def contractions_of(
-    form: Form, sums: tuple[int, ...], tiles: tuple[tuple[Axis, int], ...]
-) -> tuple[Contraction, ...] | None:
-    """The sums as products of blocks with these tiles; None if one is none."""
-    tile = dict(tiles).__getitem__
+def _products_of(
+    form: Form, sums: tuple[int, ...], streamed: tuple[Axis, ...], singles: Precision,
+    kinds: tuple[tuple[Axis, int], ...],
+) -> tuple[BlockSum, ...] | None:  # fmt: skip
+    tile = dict(kinds).__getitem__
     made = [contraction(form.items[i], form.params, tile) for i in sums]
-    return None if any(m is None for m in made) else tuple(m for m in made if m is not None)
+    found = [m for m in made if m is not None]
+    if len(found) < len(made):
+        return None
+    again = _recurring(e for m in found for e in (m.left, m.right))
+    joining, walked = _added(form, sums), set(streamed)
+
+    def side_of(item: Item, product: Contraction, side: Expr, own: Axis) -> ProductSide:
+        reads = any(x.op == "read" for x in walk(side))
+        plain = stored_half(side, form.params) is not None or side.op == "read"
+        looped = bool(walked & set(item.axes) & {own, product.k})
+        ahead = _words(side, (own, product.k), form.params) if looped and not plain else ()
+        return ProductSide(side, own, reads, plain, looped, tuple(ahead), side in again)
+
+    return tuple(
+        BlockSum(
+            item,
+            m,
+            (side_of(item, m, m.left, m.m), side_of(item, m, m.right, m.n)),
+            item.id in joining,
+            bool(walked & set(item.reduce)),
+            any(item.id in reached_folds(form, form.items[i]) for i in sums if i != item.id),
+            m.operand is f32 and singles == "bf16x6",
+            bool(walked & classes_of(m.left)),
+        )
+        for item, m in zip((form.items[i] for i in sums), found, strict=True)
+    )
 
 
-def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:
+def _volume(tiles: Mapping[Axis, int], axes: Sequence[Axis]) -> int:
     size = 1
     for a in axes:
-        size *= c.tiles[a]
+        size *= tiles[a]
     return size

@@ -7,8 +7,10 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product as choices
 
 from tilewright.analysis.contraction import contraction, product_sides
@@ -29,12 +31,11 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 from .block_memory import (
     BlockProducts,
     ProductBlocks,
-    block_of,
-    contractions_of,
-    is_split,
+    SharedNeeds,
     made_products,
+    products_of,
     registers,
-    shared_bytes,
+    shared_needs,
 )
 from .block_shape import Shape
 
@@ -45,6 +46,135 @@ class TileLimits:
 
     most: Mapping[Axis, int]
     lists: Mapping[Axis, int]
+
+
+class BlockModel:
+    """What blocks of products of one form hold and take: here what no tile decides, found once for all candidates."""
+
+    def __init__(self, known: BlockProducts, target: Target, hints: SizeHints) -> None:
+        self.known, self.target, self.hints = known, target, hints
+        form = known.form
+        self._extents: dict[Axis, int] = {}
+        self.grid = frozenset(a for a in form.classes() if all(a in i.axes for i in form.items))
+        self.points = {i: points(form.items[i], hints) for i in known.sums}
+        self.repeats = {i: _repeats(known, form.items[i]) for i in known.sums}
+        """Streamed classes in each step of which a product is computed again."""
+        self.calculating = _calculating(known, target, hints)
+        """Seconds of special functions and of plain operations."""
+        self.part = _part(known)
+        self.lone = _lone_folds(known)
+
+    def extent(self, a: Axis) -> int:
+        """Elements of a class."""
+        if a not in self._extents:
+            self._extents[a] = max(1, self.hints.estimate(a.extent))
+        return self._extents[a]
+
+    def turns(self, a: Axis, tile: int) -> int:
+        """How many tiles a class has."""
+        return -(-self.extent(a) // tile)
+
+
+class TiledModel:
+    """The same of blocks with the same `tiles`: what these decide is found once for all numbers of warps and stages."""
+
+    def __init__(self, model: BlockModel, tiles: Mapping[Axis, int]) -> None:
+        self.model, self.tiles = model, tiles
+        self._registers: dict[int, int] = {}
+
+    @cached_property
+    def needs(self) -> SharedNeeds:
+        """Shared memory of a block."""
+        return shared_needs(self.model.known, self.tiles)
+
+    def registers(self, c: ProductBlocks) -> int:
+        """Registers of a thread, whatever the stages are."""
+        if c.warps not in self._registers:
+            self._registers[c.warps] = registers(self.model.known, c, self.model.target)
+        return self._registers[c.warps]
+
+    @cached_property
+    def turns(self) -> tuple[int, int]:
+        """Grid points, and steps of each."""
+        count = steps = 1
+        for a, tile in self.tiles.items():
+            turns = self.model.turns(a, tile)
+            if a in self.model.grid:
+                count *= turns
+            elif a in self.model.known.streamed or tile == 1:
+                steps *= turns
+        return count, steps
+
+    @cached_property
+    def arriving(self) -> float:
+        """Seconds in which the last cache hands all blocks their operands."""
+        cache, known = self.model.target.level(MemoryKind.L2), self.model.known
+        blocks: dict[Expr, int] = {}
+        for s in made_products(known, self.tiles):
+            k = s.product.k
+            for side in s.sides:
+                if side.side.op != "read":
+                    continue
+                steps = 1
+                for a in {side.own, k} & set(known.streamed):
+                    steps *= self.model.turns(a, self.tiles[a])
+                size = self.tiles[side.own] * self.tiles[k] * s.product.operand.bytes * steps
+                blocks[side.block(self.tiles)] = size
+        rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
+        return self.turns[0] * sum(blocks.values()) / rate if rate else 0.0
+
+    @cached_property
+    def multiplying(self) -> float:
+        """Seconds of the matrix units."""
+        model, target = self.model, self.model.target
+        total = 0.0
+        for s in made_products(model.known, self.tiles):
+            product = s.product
+            rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
+            width = self.tiles[product.n]
+            waste = 1.0
+            for a in (product.m, product.n, product.k):
+                waste *= model.turns(a, self.tiles[a]) * self.tiles[a] / model.extent(a)
+            again = math.prod(model.turns(a, self.tiles[a]) for a in model.repeats[s.item.id])
+            rate = (
+                max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
+                if rates
+                else target.flops * GPU_MATMUL.reached_without_units_ratio
+            )
+            total += 2 * model.points[s.item.id] * waste * again / rate
+        return total
+
+    def seconds(self, c: ProductBlocks) -> float:
+        """Modelled seconds, memory apart."""
+        target = self.model.target
+        threads = c.warps * target.lanes
+        room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
+        together = target.threads // threads
+        held = self.registers(c)
+        over = max(0, held - target.vector_registers)
+        if room is not None:
+            together = min(together, room.capacity // (4 * threads * (held - over)))
+        if near is not None:
+            together = min(together, near.capacity // max(1, self.needs.bytes(c.stages)))
+        together = max(1, together)
+        count, steps = self.turns
+        share = min(1.0, count / target.cores)
+        parts = [self.multiplying, *(w / share for w in self.model.calculating)]
+        waves = count / (target.cores * together)
+        tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
+        rounds = max(1.0, count / target.cores)
+        split = any(s.split for s in made_products(self.model.known, self.tiles))
+        step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
+            target.latency if c.stages == 1 and steps > 1 else 0.0
+        )
+        waiting = sum(parts) - max(parts) + step * steps * rounds
+        if over and near is not None:  # registers that are written to memory and read again in each step
+            waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
+        busy = (max(parts) + waiting / min(together, rounds)) * tail
+        return max(busy, self.arriving) * self.model.part
+
+
+Candidate = tuple[TiledModel, ProductBlocks]
 
 
 def product_blocks(
@@ -73,29 +203,25 @@ def product_blocks(
         streamed, fixed = _streamed(shape, tiled, most, passed, extent)
         grid = tuple(a for a in shape.grid if a in tiled)
         known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
-        legal = _legal(known, limits, target, hints)
+        model = BlockModel(known, target, hints)
+        legal = _legal(model, limits)
         if not legal:
             continue
-        beside = _calculating(known, target, hints)
-        measured = _measured(known, legal, tuning, hints)
+        measured = _measured(known, [c for _, c in legal], tuning, hints)
         if measured is not None:
             return measured
-        timed = [(seconds_of(known, c, target, hints, beside), c) for c in legal]
-        least, first = min(timed, key=lambda f: f[0])
-        best.append(
-            (least, _further_ahead(known, first, least, [c for t, c in timed if t <= least], target, hints))
-        )
+        timed = [(tiled.seconds(c), tiled, c) for tiled, c in legal]
+        least, tiled, first = min(timed, key=lambda f: f[0])
+        best.append((least, _further_ahead(tiled, first, least, [c for t, _, c in timed if t <= least])))
     return min(best, key=lambda f: f[0])[1] if best else None
 
 
 def _further_ahead(
-    known: BlockProducts, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks], target: Target,
-    hints: SizeHints,
-) -> ProductBlocks:  # fmt: skip
+    tiled: TiledModel, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks]
+) -> ProductBlocks:
     """Of blocks that the model takes for equal, the `first`; with the loads of more steps under way if operands arrive
     in not much less than all of the time: it does not see how long one step waits for them."""
-    arriving = _arriving(known, first, _turns(known, first, hints)[0], target, hints) * _part(known)
-    if arriving < GPU_MATMUL.min_arriving_ratio * seconds:
+    if tiled.arriving * tiled.model.part < GPU_MATMUL.min_arriving_ratio * seconds:
         return first
     return max((c for c in same if replace(c, stages=first.stages) == first), key=lambda c: c.stages)
 
@@ -117,23 +243,28 @@ def _streamed(
     return tuple(streamed), fixed
 
 
-def _legal(known: BlockProducts, limits: TileLimits, target: Target, hints: SizeHints) -> list[ProductBlocks]:
+def _legal(model: BlockModel, limits: TileLimits) -> list[Candidate]:
     """The candidates that fit shared memory, and registers as well as any do."""
+    target = model.target
     shared = target.level(MemoryKind.SHARED)
     made = [
-        c for c in _candidates(known, hints) if shared is None or shared_bytes(known, c) <= shared.capacity
+        (tiled, c)
+        for tiled, c in _candidates(model)
+        if shared is None or tiled.needs.bytes(c.stages) <= shared.capacity
     ]
     if not made:
         return []
-    held = [registers(known, c, target) for c in made]
+    held = [tiled.registers(c) for tiled, c in made]
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
-    split = any(is_split(known, product) for _, product in made_products(known, made[0]))
+    split = any(s.split for s in made_products(model.known, made[0][0].tiles))
     limit = max(2 * room if split else room, min(held))
-    legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
-    return [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
+    legal = [found for found, n in zip(made, held, strict=True) if n <= limit]
+    whole = [(t, c) for t, c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())]
+    return whole or legal
 
 
-def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
+def _candidates(model: BlockModel) -> Iterator[Candidate]:
+    known, hints = model.known, model.hints
     open_ = (*known.grid, *known.streamed)
     on_grid, inside = MATMUL_BLOCKS.grid_tiles, MATMUL_BLOCKS.streamed_tiles
     if len(known.sums) > MATMUL_BLOCKS.max_wide_products:
@@ -141,12 +272,13 @@ def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlock
     ladders = [ladder(a, on_grid if a in known.grid else inside, hints) for a in open_]
     for tiles in choices(*ladders):
         complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = contractions_of(known.form, known.sums, tuple(complete.items()))
+        made = products_of(known, complete)
         if made is None:
             continue
-        spread = _spread(known, complete)
-        halves = all(c.operand.is_half for c in made)
-        split = [c.m for c in made if is_split(known, c)]
+        tiled = TiledModel(model, complete)
+        spread = tuple(i.id for i in model.lone if any(complete[a] > 1 for a in i.kept))
+        halves = all(s.product.operand.is_half for s in made)
+        split = [s.product.m for s in made if s.split]
         if any(
             complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
             for a in split
@@ -162,7 +294,7 @@ def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlock
         for warps, ahead in choices(
             [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
         ):
-            yield ProductBlocks(complete, warps, ahead, spread, halves)
+            yield tiled, ProductBlocks(complete, warps, ahead, spread, halves)
 
 
 def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
@@ -174,74 +306,20 @@ def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     return sorted({min(s, top) for s in sizes})
 
 
-def _spread(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
-    """Folds over a streamed class that keep a class of the block, and neither follow another fold over that class nor
-    are followed: each element of the block has a state of its own, and they are merged once, after the loop."""
-    found: list[int] = []
+def _lone_folds(known: BlockProducts) -> tuple[Item, ...]:
+    """Folds over a streamed class, no products, that neither follow another fold over that class nor are followed: if a
+    block has a class that they keep, each of its elements has a state of its own, and they are merged once, after the
+    loop."""
+    found: list[Item] = []
+    read = {x.id: folds_read(x.roots) for x in known.form.folds.values()}
     for i in known.form.folds.values():
-        over = [a for a in i.reduce if a in known.streamed]
-        if i.id in known.sums or not over or not any(tiles[a] > 1 for a in i.kept):
+        over = {a for a in i.reduce if a in known.streamed}
+        if i.id in known.sums or not over:
             continue
-        before = [known.form.items[f] for f in folds_read(i.roots)]
-        after = [x for x in known.form.folds.values() if i.id in folds_read(x.roots)]
-        if not any(set(over) & set(x.reduce) for x in (*before, *after)):
-            found.append(i.id)
+        beside = [*read[i.id], *(x for x, sources in read.items() if i.id in sources)]
+        if not any(over & set(known.form.items[x].reduce) for x in beside):
+            found.append(i)
     return tuple(found)
-
-
-def seconds_of(
-    known: BlockProducts,
-    c: ProductBlocks,
-    target: Target,
-    hints: SizeHints,
-    beside: tuple[float, float] | None = None,
-) -> float:
-    """Modelled seconds, memory apart; `beside` are those of `_calculating`, which are the same for all candidates."""
-    threads = c.warps * target.lanes
-    room = target.level(MemoryKind.REGISTER)
-    near = target.level(MemoryKind.SHARED)
-    together = target.threads // threads
-    held = registers(known, c, target)
-    over = max(0, held - target.vector_registers)
-    if room is not None:
-        together = min(together, room.capacity // (4 * threads * (held - over)))
-    if near is not None:
-        together = min(together, near.capacity // max(1, shared_bytes(known, c)))
-    together = max(1, together)
-    count, steps = _turns(known, c, hints)
-    share = min(1.0, count / target.cores)
-    parts = [
-        _multiplying(known, c, target, hints),
-        *(w / share for w in beside or _calculating(known, target, hints)),
-    ]
-    waves = count / (target.cores * together)
-    tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
-    rounds = max(1.0, count / target.cores)
-    split = any(is_split(known, product) for _, product in made_products(known, c))
-    step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
-        target.latency if c.stages == 1 and steps > 1 else 0.0
-    )
-    waiting = sum(parts) - max(parts) + step * steps * rounds
-    if over and near is not None:  # registers that are written to memory and read again in each step
-        waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
-    busy = (max(parts) + waiting / min(together, rounds)) * tail
-    return max(busy, _arriving(known, c, count, target, hints)) * _part(known)
-
-
-def _arriving(known: BlockProducts, c: ProductBlocks, count: int, target: Target, hints: SizeHints) -> float:
-    """Seconds in which the last cache hands all blocks their operands."""
-    cache = target.level(MemoryKind.L2)
-    blocks: dict[Expr, int] = {}
-    for _, product in made_products(known, c):
-        for side, own in ((product.left, product.m), (product.right, product.n)):
-            if side.op != "read":
-                continue
-            steps = 1
-            for a in {own, product.k} & set(known.streamed):
-                steps *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
-            blocks[block_of(side, c)] = c.tiles[own] * c.tiles[product.k] * product.operand.bytes * steps
-    rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
-    return count * sum(blocks.values()) / rate if rate else 0.0
 
 
 def _part(known: BlockProducts) -> float:
@@ -266,39 +344,19 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[BlockProd
 def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
     """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
     found = blocks_of(form, schedule, target)
-    return None if found is None else seconds_of(*found, target, hints)
+    if found is None:
+        return None
+    known, blocks = found
+    return TiledModel(BlockModel(known, target, hints), blocks.tiles).seconds(blocks)
 
 
-def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
-    """Seconds of the matrix units."""
-    total = 0.0
-    for item, product in made_products(known, c):
-        rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
-        width = c.tiles[product.n]
-        waste = 1.0
-        for a in (product.m, product.n, product.k):
-            extent = max(1, hints.estimate(a.extent))
-            waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
-        again = _turned_again(known, c, item, hints)
-        rate = (
-            max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
-            if rates
-            else target.flops * GPU_MATMUL.reached_without_units_ratio
-        )
-        total += 2 * points(item, hints) * waste * again / rate
-    return total
-
-
-def _turned_again(known: BlockProducts, c: ProductBlocks, item: Item, hints: SizeHints) -> int:
-    """How often a product is computed: again in each step of a class that it lacks, and a product made of it has."""
+def _repeats(known: BlockProducts, item: Item) -> tuple[Axis, ...]:
+    """Streamed classes that a product lacks, and one that is made of it has: it is computed again in each step."""
     readers = (
         x for x in known.form.folds.values() if x.id != item.id and item.id in reached_folds(known.form, x)
     )
     beside = {a for x in readers if x.id in known.sums for a in x.axes} - set(item.axes)
-    turns = 1
-    for a in beside & set(known.streamed):
-        turns *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
-    return turns
+    return tuple(a for a in known.streamed if a in beside)
 
 
 def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tuple[float, float]:
@@ -320,20 +378,6 @@ def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tupl
         if item.scan is not None:
             plain += GPU_MATMUL.running_operations * points(item, hints)
     return special / target.special, plain / target.flops
-
-
-def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[int, int]:
-    """Grid points, and steps of each."""
-    count = steps = 1
-    form = known.form
-    grid = [a for a in form.classes() if all(a in i.axes for i in form.items)]
-    for a, tile in c.tiles.items():
-        turns = -(-max(1, hints.estimate(a.extent)) // tile)
-        if a in grid:
-            count *= turns
-        elif a in known.streamed or tile == 1:
-            steps *= turns
-    return count, steps
 
 
 def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
