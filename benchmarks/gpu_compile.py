@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import click
@@ -43,7 +43,6 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.runtime.store.cache import ContentStore, digest
 from tilewright.schedule.gpu import matmul
-from tilewright.schedule.gpu.block_memory import BlockProducts, ProductBlocks
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Layouts, Solver
 from tilewright.target import Target, preset
@@ -158,7 +157,7 @@ class Counted:
     @contextmanager
     def counting(self, *, build: bool) -> Generator[None]:
         """Count meanwhile. Without `build`, nothing is built."""
-        best, plain, registers = Solver._best, cuda.build_kernels, matmul.registers
+        best, plain, registers = Solver._best, cuda.build_kernels, matmul.registers_of
 
         def counted_best(solver: Solver, kernel: Kernel, layouts: Layouts) -> Solution:
             self.solved += 1
@@ -170,13 +169,13 @@ class Counted:
             self.sources += sources
             return plain(sources, target, store) if build else [_NOT_BUILT] * len(sources)
 
-        def counted_registers(known: BlockProducts, c: ProductBlocks, target: Target) -> int:
+        def counted_registers(*given: Any) -> int:
             self.tried += 1
-            return registers(known, c, target)
+            return registers(*given)
 
         with (
             mock.patch.object(Solver, "_best", counted_best),
-            mock.patch.object(matmul, "registers", counted_registers),
+            mock.patch.object(matmul, "registers_of", counted_registers),
             mock.patch.object(cuda, "build_kernels", counted_build),
         ):
             yield

@@ -46,13 +46,20 @@ class BlockProducts:
 
 
 def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
-    """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
+    """Registers of a thread (an estimate): see `registers_of`."""
+    return registers_of(known, made_products(known, c.tiles), c, target, packed=packed)
+
+
+def registers_of(
+    known: BlockProducts, made: Sequence[BlockSum], c: ProductBlocks, target: Target, *, packed: bool = False
+) -> int:
+    """Registers of a thread that holds the products that are `made` (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
     elements = 0.0
     units = {u.operand for u in target.matrix_units}
     threads = c.warps * target.lanes
-    for s in made_products(known, c.tiles):
+    for s in made:
         product = s.product
         size = 0 if s.joins else c.tiles[product.m] * c.tiles[product.n]
         elements += size
@@ -108,18 +115,20 @@ class SharedNeeds:
 def shared_bytes(known: BlockProducts, c: ProductBlocks, *, ahead: bool = True) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched `ahead`, as many steps as there are further stages."""
-    return shared_needs(known, c.tiles, ahead=ahead).bytes(c.stages)
+    return shared_needs(known, made_products(known, c.tiles), c.tiles, ahead=ahead).bytes(c.stages)
 
 
-def shared_needs(known: BlockProducts, tiles: Mapping[Axis, int], *, ahead: bool = True) -> SharedNeeds:
+def shared_needs(
+    known: BlockProducts, made: Sequence[BlockSum], tiles: Mapping[Axis, int], *, ahead: bool = True
+) -> SharedNeeds:
     """As `shared_bytes`, for any number of warps and stages."""
     fixed, staged, further, several = GPU_MATMUL.merge_bytes, 0, 0, 0
     for r, axes in _beside(known.form, known.sums) if ahead else ():
         if isinstance(r.value, int) and any(a in known.streamed and tiles[a] > 1 for a in axes):
             further += _volume(tiles, axes) * known.form.params[r.value].dtype.bytes
-    held: set[Expr] = set()
+    held: set[object] = set()
     pieces = single_pieces = 0
-    for s in made_products(known, tiles):
+    for s in made:
         for side in s.sides:
             block = side.block(tiles)
             if block in held or not side.reads:
@@ -157,7 +166,7 @@ def _words(side: Expr, axes: tuple[Axis, Axis], params: Sequence[Value]) -> Iter
 class ProductSide:
     """A side of a product of blocks, whose rows or columns are `own`: whether it `reads` memory, does nothing else
     (`plain`), and is there in each step of a loop; the elements of the packed `words` that such a step loads, and their
-    bytes; whether it `may_recur` as the side of another product."""
+    bytes; how it may be a side of another product as well."""
 
     side: Expr
     own: Axis
@@ -165,29 +174,40 @@ class ProductSide:
     plain: bool
     looped: bool
     words: tuple[tuple[int, int], ...]
-    may_recur: bool
+    recurs: Recurrence | None
 
-    def block(self, tiles: Mapping[Axis, int]) -> Expr:
+    def block(self, tiles: Mapping[Axis, int]) -> object:
         """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that
         are the first part of keys are loaded once."""
-        if not self.may_recur:
+        if self.recurs is None:
             return self.side
-        walked = (a.value for a in axes_of(self.side))
-        return _renamed(self.side, tuple((a, tiles.get(a, 1)) for a in walked if isinstance(a, Axis)))
+        if self.recurs.like is None:
+            return _renamed(self.side, tuple((a, tiles.get(a, 1)) for a in self.recurs.walked))
+        return self.recurs.like, *(tiles.get(a, 1) for a in self.recurs.walked)
 
 
-def _recurring(sides: Iterable[Expr]) -> set[Expr]:
-    """Those of some sides that may be the same block as another one, under some tiles: which differ in classes alone,
-    or which have several of one extent."""
-    alike: dict[Expr, list[Expr]] = {}
-    found: set[Expr] = set()
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """A side that may be the same block as another one, under some tiles: the classes that walk it, in an order that is
+    the same in all sides that are `like` it. None where classes of one extent leave the order open."""
+
+    like: Expr | None
+    walked: tuple[Axis, ...]
+
+
+def _recurring(sides: Iterable[Expr]) -> dict[Expr, Recurrence]:
+    """Those of some sides that differ from others in the names of classes alone, or that walk several classes of one
+    extent."""
+    alike: dict[Expr, list[tuple[Expr, Recurrence]]] = {}
+    found: dict[Expr, Recurrence] = {}
     for side in dict.fromkeys(side for side in sides if side.op == "read"):
-        walked = [a.value for a in axes_of(side) if isinstance(a.value, Axis)]
+        walked = sorted(classes_of(side), key=lambda a: repr(a.extent))
         if len({a.extent for a in walked}) < len(walked):
-            found.add(side)
+            found[side] = Recurrence(None, tuple(walked))
         else:
-            alike.setdefault(_renamed(side, tuple((a, 0) for a in walked)), []).append(side)
-    return found.union(*(group for group in alike.values() if len(group) > 1))
+            like = _renamed(side, tuple((a, 0) for a in walked))
+            alike.setdefault(like, []).append((side, Recurrence(like, tuple(walked))))
+    return found | {side: r for group in alike.values() if len(group) > 1 for side, r in group}
 
 
 @lru_cache(1 << 10)
@@ -288,7 +308,7 @@ def _products_of(
         plain = stored_half(side, form.params) is not None or side.op == "read"
         looped = bool(walked & set(item.axes) & {own, product.k})
         ahead = _words(side, (own, product.k), form.params) if looped and not plain else ()
-        return ProductSide(side, own, reads, plain, looped, tuple(ahead), side in again)
+        return ProductSide(side, own, reads, plain, looped, tuple(ahead), again.get(side))
 
     return tuple(
         BlockSum(

@@ -30,11 +30,12 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_memory import (
     BlockProducts,
+    BlockSum,
     ProductBlocks,
     SharedNeeds,
     made_products,
     products_of,
-    registers,
+    registers_of,
     shared_needs,
 )
 from .block_shape import Shape
@@ -78,19 +79,20 @@ class BlockModel:
 class TiledModel:
     """The same of blocks with the same `tiles`: what these decide is found once for all numbers of warps and stages."""
 
-    def __init__(self, model: BlockModel, tiles: Mapping[Axis, int]) -> None:
-        self.model, self.tiles = model, tiles
+    def __init__(self, model: BlockModel, made: Sequence[BlockSum], tiles: Mapping[Axis, int]) -> None:
+        self.model, self.made, self.tiles = model, made, tiles
         self._registers: dict[int, int] = {}
 
     @cached_property
     def needs(self) -> SharedNeeds:
         """Shared memory of a block."""
-        return shared_needs(self.model.known, self.tiles)
+        return shared_needs(self.model.known, self.made, self.tiles)
 
     def registers(self, c: ProductBlocks) -> int:
         """Registers of a thread, whatever the stages are."""
         if c.warps not in self._registers:
-            self._registers[c.warps] = registers(self.model.known, c, self.model.target)
+            model = self.model
+            self._registers[c.warps] = registers_of(model.known, self.made, c, model.target)
         return self._registers[c.warps]
 
     @cached_property
@@ -109,8 +111,8 @@ class TiledModel:
     def arriving(self) -> float:
         """Seconds in which the last cache hands all blocks their operands."""
         cache, known = self.model.target.level(MemoryKind.L2), self.model.known
-        blocks: dict[Expr, int] = {}
-        for s in made_products(known, self.tiles):
+        blocks: dict[object, int] = {}
+        for s in self.made:
             k = s.product.k
             for side in s.sides:
                 if side.side.op != "read":
@@ -128,7 +130,7 @@ class TiledModel:
         """Seconds of the matrix units."""
         model, target = self.model, self.model.target
         total = 0.0
-        for s in made_products(model.known, self.tiles):
+        for s in self.made:
             product = s.product
             rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
             width = self.tiles[product.n]
@@ -163,7 +165,7 @@ class TiledModel:
         waves = count / (target.cores * together)
         tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
         rounds = max(1.0, count / target.cores)
-        split = any(s.split for s in made_products(self.model.known, self.tiles))
+        split = any(s.split for s in self.made)
         step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
             target.latency if c.stages == 1 and steps > 1 else 0.0
         )
@@ -256,7 +258,7 @@ def _legal(model: BlockModel, limits: TileLimits) -> list[Candidate]:
         return []
     held = [tiled.registers(c) for tiled, c in made]
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
-    split = any(s.split for s in made_products(model.known, made[0][0].tiles))
+    split = any(s.split for s in made[0][0].made)
     limit = max(2 * room if split else room, min(held))
     legal = [found for found, n in zip(made, held, strict=True) if n <= limit]
     whole = [(t, c) for t, c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())]
@@ -275,7 +277,7 @@ def _candidates(model: BlockModel) -> Iterator[Candidate]:
         made = products_of(known, complete)
         if made is None:
             continue
-        tiled = TiledModel(model, complete)
+        tiled = TiledModel(model, made, complete)
         spread = tuple(i.id for i in model.lone if any(complete[a] > 1 for a in i.kept))
         halves = all(s.product.operand.is_half for s in made)
         split = [s.product.m for s in made if s.split]
@@ -347,7 +349,8 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
     if found is None:
         return None
     known, blocks = found
-    return TiledModel(BlockModel(known, target, hints), blocks.tiles).seconds(blocks)
+    made = made_products(known, blocks.tiles)
+    return TiledModel(BlockModel(known, target, hints), made, blocks.tiles).seconds(blocks)
 
 
 def _repeats(known: BlockProducts, item: Item) -> tuple[Axis, ...]:
