@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest import mock
 
 import click
@@ -42,7 +42,6 @@ from tilewright.runtime.cuda.build import BuiltKernel
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.runtime.store.cache import ContentStore, digest
-from tilewright.schedule.gpu import matmul
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import Layouts, Solver
 from tilewright.target import Target, preset
@@ -143,11 +142,9 @@ def _summed(module: nn.Module) -> Callable[..., Tensor]:
 
 @dataclass
 class Counted:
-    """Work that was done: kernels that a schedule was sought for, blocks of products whose registers were counted, and
-    texts that were built."""
+    """Work that was done: kernels that a schedule was sought for, and texts that were built."""
 
     solved: int = 0
-    tried: int = 0
     sources: list[TritonSource] = field(default_factory=list[TritonSource])
 
     def built(self) -> list[str]:
@@ -157,7 +154,7 @@ class Counted:
     @contextmanager
     def counting(self, *, build: bool) -> Generator[None]:
         """Count meanwhile. Without `build`, nothing is built."""
-        best, plain, registers = Solver._best, cuda.build_kernels, matmul.registers_of
+        best, plain = Solver._best, cuda.build_kernels
 
         def counted_best(solver: Solver, kernel: Kernel, layouts: Layouts) -> Solution:
             self.solved += 1
@@ -169,13 +166,8 @@ class Counted:
             self.sources += sources
             return plain(sources, target, store) if build else [_NOT_BUILT] * len(sources)
 
-        def counted_registers(*given: Any) -> int:
-            self.tried += 1
-            return registers(*given)
-
         with (
             mock.patch.object(Solver, "_best", counted_best),
-            mock.patch.object(matmul, "registers_of", counted_registers),
             mock.patch.object(cuda, "build_kernels", counted_build),
         ):
             yield
@@ -207,7 +199,6 @@ def run(case: str, machine: str, *, build: bool) -> Facts:
         "phases_s": dict(sorted(phases.items(), key=lambda found: -found[1])),
         "graphs": [f"{done.compilation.kind}: {done.coverage}" for done in made],
         "solved": counted.solved,
-        "tried_blocks": counted.tried,
         "built": len(counted.built()),
         "texts": len({s.text for s in counted.sources}),
         "chosen": digest(*counted.built()),

@@ -6,6 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from tilewright.analysis.contraction import Contraction, contraction, factors, stored_half
 from tilewright.analysis.runs import words_of
@@ -45,111 +49,131 @@ class BlockProducts:
     """What products of fp32 read of it."""
 
 
-def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
-    """Registers of a thread (an estimate): see `registers_of`."""
-    return registers_of(known, made_products(known, c.tiles), c, target, packed=packed)
+Count: TypeAlias = Any
+"""A whole number, or an array of such for many blocks at once."""
 
 
-def registers_of(
-    known: BlockProducts, made: Sequence[BlockSum], c: ProductBlocks, target: Target, *, packed: bool = False
-) -> int:
-    """Registers of a thread that holds the products that are `made` (an estimate): accumulators, scores of a step with their copy for the next product, states
+class SomeBlocks(Protocol):
+    """One candidate, or many: then tiles, warps and stages are arrays that are broadcast against each other."""
+
+    @property
+    def tiles(self) -> Mapping[Axis, Count]: ...
+    @property
+    def warps(self) -> Count: ...
+    @property
+    def stages(self) -> Count: ...
+    @property
+    def spread(self) -> tuple[int, ...]: ...
+    @property
+    def halves(self) -> bool: ...
+
+
+def where(condition: Count, one: Count, other: Count) -> Count:
+    """`one` where the condition holds, else the `other`."""
+    return (one if condition else other) if isinstance(condition, bool) else np.where(condition, one, other)
+
+
+def largest(one: Count, other: Count) -> Count:
+    """The larger of two."""
+    return max(one, other) if isinstance(one, int) and isinstance(other, int) else np.maximum(one, other)
+
+
+def registers(known: BlockProducts, c: SomeBlocks, target: Target, *, packed: bool = False) -> Count:
+    """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
-    elements = 0.0
+    tiles = c.tiles
+    elements: Count = 0.0
     units = {u.operand for u in target.matrix_units}
     threads = c.warps * target.lanes
-    for s in made:
+    for s in made_products(known, tiles):
         product = s.product
-        size = 0 if s.joins else c.tiles[product.m] * c.tiles[product.n]
-        elements += size
+        size = 0 if s.joins else tiles[product.m] * tiles[product.n]
+        elements = elements + size
         if product.operand.name not in units:
             # Without matrix units, a thread holds the rows and columns that it multiplies.
-            elements += c.tiles[product.k] * (size * threads) ** 0.5
+            elements = elements + tiles[product.k] * (size * threads) ** 0.5
+        alike = largest(1, c.warps * CONTRACTION.min_block_side // tiles[product.m])
+        """Warps that hold the same rows of its left side."""
         if s.streams:
-            elements += 0 if c.halves else size  # a step's own sums
-        else:
+            elements = elements + (0 if c.halves else size)  # a step's own sums
+        elif s.feeds:
             held = GPU_MATMUL.split_register_bytes if s.split else product.operand.bytes
-            elements += size * _alike(c, product) * held / 4 if s.feeds else 0
+            elements = elements + size * alike * held / 4
         if s.split and s.left_streams:
-            elements += (
-                c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
-            )
+            elements = elements + tiles[product.m] * tiles[product.k] * alike * GPU_MATMUL.piece_bytes / 4
     for f in c.spread:
-        item = known.form.items[f]
-        elements += _volume(c.tiles, item.axes)
+        elements = elements + _volume(tiles, known.form.items[f].axes)
     for item in known.form.folds.values():
         if item.scan in known.streamed:  # what is run over, and the results, which lie otherwise in threads
-            elements += 2 * _volume(c.tiles, item.kept)
+            elements = elements + 2 * _volume(tiles, item.kept)
     for read, axes in _beside(known.form, known.sums):
-        size = _volume(c.tiles, axes)
-        if size >= CONTRACTION.min_block_side**2:
-            elements += (
-                size * read.dtype.bytes / f32.bytes
-                if packed and not set(axes) & set(known.streamed)
-                else size
-            )
-    return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
+        size = _volume(tiles, axes)
+        narrowed = packed and not set(axes) & set(known.streamed)
+        held = size * read.dtype.bytes / f32.bytes if narrowed else size
+        elements = elements + where(size >= CONTRACTION.min_block_side**2, held, 0)
+    share = elements / threads
+    return (int(share) if isinstance(share, float) else share.astype(np.int64)) + GPU_MATMUL.other_registers
 
 
-@dataclass(frozen=True, slots=True)
-class SharedNeeds:
-    """Bytes of shared memory of blocks that have the same tiles, by how their stages count: `fixed`, those of each
-    stage, of each stage but the first, of each of several, and of pieces, `single_pieces` being those in one stage."""
-
-    fixed: int
-    staged: int
-    further: int
-    several: int
-    pieces: int
-    single_pieces: int
-
-    def bytes(self, stages: int) -> int:
-        """With so many stages."""
-        total = self.fixed + self.staged * stages + self.further * (stages - 1)
-        if stages == 1:
-            return total + max(self.pieces, self.single_pieces)
-        return total + self.several * stages + self.pieces
-
-
-def shared_bytes(known: BlockProducts, c: ProductBlocks, *, ahead: bool = True) -> int:
+def shared_bytes(known: BlockProducts, c: SomeBlocks, *, ahead: bool = True) -> Count:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched `ahead`, as many steps as there are further stages."""
-    return shared_needs(known, made_products(known, c.tiles), c.tiles, ahead=ahead).bytes(c.stages)
-
-
-def shared_needs(
-    known: BlockProducts, made: Sequence[BlockSum], tiles: Mapping[Axis, int], *, ahead: bool = True
-) -> SharedNeeds:
-    """As `shared_bytes`, for any number of warps and stages."""
-    fixed, staged, further, several = GPU_MATMUL.merge_bytes, 0, 0, 0
+    tiles, stages = c.tiles, c.stages
+    total: Count = GPU_MATMUL.merge_bytes
     for r, axes in _beside(known.form, known.sums) if ahead else ():
-        if isinstance(r.value, int) and any(a in known.streamed and tiles[a] > 1 for a in axes):
-            further += _volume(tiles, axes) * known.form.params[r.value].dtype.bytes
-    held: set[object] = set()
-    pieces = single_pieces = 0
-    for s in made:
+        if isinstance(r.value, int):
+            walks = any_of(tiles[a] > 1 for a in axes if a in known.streamed)
+            size = _volume(tiles, axes) * known.form.params[r.value].dtype.bytes
+            total = total + where(walks, size * (stages - 1), 0)
+    pieces: Count = 0
+    seen: list[ProductSide] = []
+    for s in made_products(known, tiles):
+        product = s.product
         for side in s.sides:
-            block = side.block(tiles)
-            if block in held or not side.reads:
+            if not side.reads:
                 continue
-            held.add(block)
-            size = tiles[side.own] * tiles[s.product.k]
-            single = size * s.product.operand.bytes
+            fresh = negated(any_of(side.is_same_block(other, tiles) for other in seen))
+            seen.append(side)
+            if fresh is False:
+                continue
+            size = tiles[side.own] * tiles[product.k]
+            single = size * product.operand.bytes
             if s.split and not side.looped:
-                fixed += size * GPU_MATMUL.piece_bytes
+                total = total + where(fresh, size * GPU_MATMUL.piece_bytes, 0)
             elif s.split:  # pieces of left sides stay in registers, with few rows all pieces
-                further += single if side.plain else 0
-                if side.own != s.product.m and tiles[s.product.m] >= GPU_MATMUL.warp_group_rows:
-                    pieces = max(pieces, size * GPU_MATMUL.piece_bytes)
-                else:
-                    single_pieces = max(single_pieces, single)
-            elif side.plain and side.looped:
-                staged += single
+                total = total + where(fresh, single * (stages - 1) if side.plain else 0, 0)
+                right = False if side.own == product.m else tiles[product.m] >= GPU_MATMUL.warp_group_rows
+                held = where(right, size * GPU_MATMUL.piece_bytes, where(stages == 1, single, 0))
+                pieces = largest(pieces, where(fresh, held, 0))
             else:
-                fixed += single
-                several += int(sum(size / count * width for count, width in side.words)) if side.looped else 0
-    return SharedNeeds(fixed, staged, further, several, pieces, single_pieces)
+                held = single * (stages if side.plain and side.looped else 1)
+                total = total + where(fresh, held + _loaded_ahead(side, size, stages), 0)
+    return total + pieces
+
+
+def _loaded_ahead(side: ProductSide, size: Count, stages: Count) -> Count:
+    """Bytes of packed words that wait to be made an operand, of all stages."""
+    if not side.words:
+        return 0
+    bytes_ = sum(size / count * width for count, width in side.words)
+    whole = int(bytes_) if isinstance(bytes_, float) else bytes_.astype(np.int64)
+    return where(stages == 1, 0, whole * stages)
+
+
+def any_of(conditions: Iterable[Count]) -> Count:
+    """Whether one of some conditions holds."""
+    found: Count = False
+    for condition in conditions:
+        if condition is True:
+            return True
+        found = condition if found is False else found if condition is False else found | condition
+    return found
+
+
+def negated(condition: Count) -> Count:
+    """Whether a condition does not hold."""
+    return not condition if isinstance(condition, bool) else ~condition
 
 
 def _words(side: Expr, axes: tuple[Axis, Axis], params: Sequence[Value]) -> Iterator[tuple[int, int]]:
@@ -166,7 +190,7 @@ def _words(side: Expr, axes: tuple[Axis, Axis], params: Sequence[Value]) -> Iter
 class ProductSide:
     """A side of a product of blocks, whose rows or columns are `own`: whether it `reads` memory, does nothing else
     (`plain`), and is there in each step of a loop; the elements of the packed `words` that such a step loads, and their
-    bytes; how it may be a side of another product as well."""
+    bytes."""
 
     side: Expr
     own: Axis
@@ -174,57 +198,51 @@ class ProductSide:
     plain: bool
     looped: bool
     words: tuple[tuple[int, int], ...]
-    recurs: Recurrence | None
 
-    def block(self, tiles: Mapping[Axis, int]) -> object:
-        """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that
-        are the first part of keys are loaded once."""
-        if self.recurs is None:
-            return self.side
-        if self.recurs.like is None:
-            return _renamed(self.side, tuple((a, tiles.get(a, 1)) for a in self.recurs.walked))
-        return self.recurs.like, *(tiles.get(a, 1) for a in self.recurs.walked)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recurrence:
-    """A side that may be the same block as another one, under some tiles: the classes that walk it, in an order that is
-    the same in all sides that are `like` it. None where classes of one extent leave the order open."""
-
-    like: Expr | None
-    walked: tuple[Axis, ...]
-
-
-def _recurring(sides: Iterable[Expr]) -> dict[Expr, Recurrence]:
-    """Those of some sides that differ from others in the names of classes alone, or that walk several classes of one
-    extent."""
-    alike: dict[Expr, list[tuple[Expr, Recurrence]]] = {}
-    found: dict[Expr, Recurrence] = {}
-    for side in dict.fromkeys(side for side in sides if side.op == "read"):
-        walked = sorted(classes_of(side), key=lambda a: repr(a.extent))
-        if len({a.extent for a in walked}) < len(walked):
-            found[side] = Recurrence(None, tuple(walked))
-        else:
-            like = _renamed(side, tuple((a, 0) for a in walked))
-            alike.setdefault(like, []).append((side, Recurrence(like, tuple(walked))))
-    return found | {side: r for group in alike.values() if len(group) > 1 for side, r in group}
+    def is_same_block(self, other: ProductSide, tiles: Mapping[Axis, Count]) -> Count:
+        """Whether two sides are the same block of memory, whatever the classes are called that walk it: values that are
+        the first part of keys are loaded once."""
+        if self.side is other.side:
+            return True
+        ways = _renamings(self.side, other.side)
+        return any_of(
+            negated(
+                any_of(
+                    (
+                        *(tiles.get(a, 1) != tiles.get(b, 1) for a, b in way),
+                        # classes of one extent and tile are not told apart
+                        *(tiles.get(a, 1) == tiles.get(b, 1) for a, b in _of_one_extent(self.side)),
+                    )
+                )
+            )
+            for way in ways
+        )
 
 
 @lru_cache(1 << 10)
-def _renamed(side: Expr, tiles: tuple[tuple[Axis, int], ...]) -> Expr:
-    """A read with its classes called by their extents and tiles, where these tell them apart."""
-    table = {axis(a): axis(Axis(f"{a.extent}/{tile}", a.extent)) for a, tile in tiles}
-    return substitute(side, table) if len(set(table.values())) == len(table) else side
+def _renamings(side: Expr, other: Expr) -> tuple[tuple[tuple[Axis, Axis], ...], ...]:
+    """Which classes of a read become which of another one, of the same extent, so that they are equal."""
+    one, two = (sorted(classes_of(e), key=lambda a: (repr(a.extent), a.name)) for e in (side, other))
+    if side.op != "read" or other.op != "read" or [a.extent for a in one] != [a.extent for a in two]:
+        return ()
+    found: list[tuple[tuple[Axis, Axis], ...]] = []
+    for order in permutations(two):
+        way = tuple(zip(one, order, strict=True))
+        if all(a.extent is b.extent for a, b in way):
+            table = {axis(a): axis(b) for a, b in way}
+            if substitute(side, table) is other:
+                found.append(way)
+    return tuple(found)
+
+
+@lru_cache(1 << 10)
+def _of_one_extent(side: Expr) -> tuple[tuple[Axis, Axis], ...]:
+    return tuple((a, b) for a, b in combinations(classes_of(side), 2) if a.extent is b.extent)
 
 
 def classes_of(e: Expr) -> set[Axis]:
     """The classes that an expression depends on."""
     return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
-
-
-def _alike(c: ProductBlocks, product: Contraction) -> int:
-    """How many warps hold the same rows of a product's left side."""
-    return max(1, c.warps * CONTRACTION.min_block_side // c.tiles[product.m])
 
 
 @lru_cache(1 << 6)
@@ -275,18 +293,20 @@ class BlockSum:
     left_streams: bool
 
 
-def made_products(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[BlockSum, ...]:
+def made_products(known: BlockProducts, tiles: Mapping[Axis, Count]) -> tuple[BlockSum, ...]:
     """The folds that are products of blocks, which all sums are with these tiles."""
     found = products_of(known, tiles)
     assert found is not None
     return found
 
 
-def products_of(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[BlockSum, ...] | None:
-    """The same; None if one of the sums is no product of blocks with these tiles."""
+def products_of(known: BlockProducts, tiles: Mapping[Axis, Count]) -> tuple[BlockSum, ...] | None:
+    """The same; None if one of the sums is no product of blocks with these tiles. Of many tiles of a class, all are
+    sides of blocks, or none is."""
     side = CONTRACTION.min_block_side
+    least = ((a, t if isinstance(t, int) else int(t.min())) for a, t in tiles.items())
     # Which product a fold is depends on no more of a tile: tiles of one kind share what is found.
-    kinds = tuple((a, 1 if t <= 1 else 2 if t < side else side) for a, t in tiles.items())
+    kinds = tuple((a, 1 if t <= 1 else 2 if t < side else side) for a, t in least)
     return _products_of(known.form, known.sums, known.streamed, known.singles, kinds)
 
 
@@ -300,7 +320,6 @@ def _products_of(
     found = [m for m in made if m is not None]
     if len(found) < len(made):
         return None
-    again = _recurring(e for m in found for e in (m.left, m.right))
     joining, walked = _added(form, sums), set(streamed)
 
     def side_of(item: Item, product: Contraction, side: Expr, own: Axis) -> ProductSide:
@@ -308,7 +327,7 @@ def _products_of(
         plain = stored_half(side, form.params) is not None or side.op == "read"
         looped = bool(walked & set(item.axes) & {own, product.k})
         ahead = _words(side, (own, product.k), form.params) if looped and not plain else ()
-        return ProductSide(side, own, reads, plain, looped, tuple(ahead), again.get(side))
+        return ProductSide(side, own, reads, plain, looped, tuple(ahead))
 
     return tuple(
         BlockSum(
@@ -325,8 +344,8 @@ def _products_of(
     )
 
 
-def _volume(tiles: Mapping[Axis, int], axes: Sequence[Axis]) -> int:
-    size = 1
+def _volume(tiles: Mapping[Axis, Count], axes: Sequence[Axis]) -> Count:
+    size: Count = 1
     for a in axes:
-        size *= tiles[a]
+        size = size * tiles[a]
     return size

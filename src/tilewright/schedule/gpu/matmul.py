@@ -7,11 +7,11 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product as choices
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.loop_segments import growth
@@ -30,13 +30,17 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_memory import (
     BlockProducts,
-    BlockSum,
+    Count,
     ProductBlocks,
-    SharedNeeds,
+    SomeBlocks,
+    any_of,
+    largest,
     made_products,
+    negated,
     products_of,
-    registers_of,
-    shared_needs,
+    registers,
+    shared_bytes,
+    where,
 )
 from .block_shape import Shape
 
@@ -50,12 +54,11 @@ class TileLimits:
 
 
 class BlockModel:
-    """What blocks of products of one form hold and take: here what no tile decides, found once for all candidates."""
+    """What blocks of products of one form take: what no tile decides is found once for all of them."""
 
     def __init__(self, known: BlockProducts, target: Target, hints: SizeHints) -> None:
         self.known, self.target, self.hints = known, target, hints
         form = known.form
-        self._extents: dict[Axis, int] = {}
         self.grid = frozenset(a for a in form.classes() if all(a in i.axes for i in form.items))
         self.points = {i: points(form.items[i], hints) for i in known.sums}
         self.repeats = {i: _repeats(known, form.items[i]) for i in known.sums}
@@ -63,120 +66,127 @@ class BlockModel:
         self.calculating = _calculating(known, target, hints)
         """Seconds of special functions and of plain operations."""
         self.part = _part(known)
-        self.lone = _lone_folds(known)
 
-    def extent(self, a: Axis) -> int:
-        """Elements of a class."""
-        if a not in self._extents:
-            self._extents[a] = max(1, self.hints.estimate(a.extent))
-        return self._extents[a]
-
-    def turns(self, a: Axis, tile: int) -> int:
+    def turns(self, a: Axis, c: SomeBlocks) -> Count:
         """How many tiles a class has."""
-        return -(-self.extent(a) // tile)
+        return -(-max(1, self.hints.estimate(a.extent)) // c.tiles[a])
 
-
-class TiledModel:
-    """The same of blocks with the same `tiles`: what these decide is found once for all numbers of warps and stages."""
-
-    def __init__(self, model: BlockModel, made: Sequence[BlockSum], tiles: Mapping[Axis, int]) -> None:
-        self.model, self.made, self.tiles = model, made, tiles
-        self._registers: dict[int, int] = {}
-
-    @cached_property
-    def needs(self) -> SharedNeeds:
-        """Shared memory of a block."""
-        return shared_needs(self.model.known, self.made, self.tiles)
-
-    def registers(self, c: ProductBlocks) -> int:
-        """Registers of a thread, whatever the stages are."""
-        if c.warps not in self._registers:
-            model = self.model
-            self._registers[c.warps] = registers_of(model.known, self.made, c, model.target)
-        return self._registers[c.warps]
-
-    @cached_property
-    def turns(self) -> tuple[int, int]:
+    def counts(self, c: SomeBlocks) -> tuple[Count, Count]:
         """Grid points, and steps of each."""
-        count = steps = 1
-        for a, tile in self.tiles.items():
-            turns = self.model.turns(a, tile)
-            if a in self.model.grid:
-                count *= turns
-            elif a in self.model.known.streamed or tile == 1:
-                steps *= turns
+        count: Count = 1.0  # arrays of whole numbers would wrap around
+        steps: Count = 1.0
+        for a, tile in c.tiles.items():
+            turns = self.turns(a, c)
+            if a in self.grid:
+                count = count * turns
+            elif a in self.known.streamed:
+                steps = steps * turns
+            else:
+                steps = steps * where(tile == 1, turns, 1)
         return count, steps
 
-    @cached_property
-    def arriving(self) -> float:
-        """Seconds in which the last cache hands all blocks their operands."""
-        cache, known = self.model.target.level(MemoryKind.L2), self.model.known
-        blocks: dict[object, int] = {}
-        for s in self.made:
-            k = s.product.k
-            for side in s.sides:
-                if side.side.op != "read":
-                    continue
-                steps = 1
-                for a in {side.own, k} & set(known.streamed):
-                    steps *= self.model.turns(a, self.tiles[a])
-                size = self.tiles[side.own] * self.tiles[k] * s.product.operand.bytes * steps
-                blocks[side.block(self.tiles)] = size
-        rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
-        return self.turns[0] * sum(blocks.values()) / rate if rate else 0.0
+    def arriving(self, c: SomeBlocks, count: Count) -> Count:
+        """Seconds in which the last cache hands `count` blocks their operands."""
+        cache, walked = self.target.level(MemoryKind.L2), set(self.known.streamed)
+        if cache is None:
+            return 0.0
+        read = [
+            (side, s.product)
+            for s in made_products(self.known, c.tiles)
+            for side in s.sides
+            if side.side.op == "read"
+        ]
+        total: Count = 0
+        for n, (side, product) in enumerate(read):
+            size = c.tiles[side.own] * c.tiles[product.k] * product.operand.bytes
+            for a in {side.own, product.k} & walked:
+                size = size * self.turns(a, c)
+            again = any_of(side.is_same_block(other, c.tiles) for other, _ in read[n + 1 :])
+            total = total + where(again, 0, size)
+        return count * total / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio)
 
-    @cached_property
-    def multiplying(self) -> float:
+    def multiplying(self, c: SomeBlocks) -> Count:
         """Seconds of the matrix units."""
-        model, target = self.model, self.model.target
-        total = 0.0
-        for s in self.made:
+        target = self.target
+        total: Count = 0.0
+        for s in made_products(self.known, c.tiles):
             product = s.product
             rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
-            width = self.tiles[product.n]
-            waste = 1.0
+            width = c.tiles[product.n]
+            waste: Count = 1.0
             for a in (product.m, product.n, product.k):
-                waste *= model.turns(a, self.tiles[a]) * self.tiles[a] / model.extent(a)
-            again = math.prod(model.turns(a, self.tiles[a]) for a in model.repeats[s.item.id])
+                extent = max(1, self.hints.estimate(a.extent))
+                waste = waste * (self.turns(a, c) * c.tiles[a] / extent)
+            again: Count = 1
+            for a in self.repeats[s.item.id]:
+                again = again * self.turns(a, c)
             rate = (
                 max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
                 if rates
                 else target.flops * GPU_MATMUL.reached_without_units_ratio
             )
-            total += 2 * model.points[s.item.id] * waste * again / rate
+            total = total + 2 * self.points[s.item.id] * waste * again / rate
         return total
 
-    def seconds(self, c: ProductBlocks) -> float:
+    def seconds(self, c: SomeBlocks) -> Count:
         """Modelled seconds, memory apart."""
-        target = self.model.target
+        target = self.target
         threads = c.warps * target.lanes
         room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
         together = target.threads // threads
-        held = self.registers(c)
-        over = max(0, held - target.vector_registers)
+        held = registers(self.known, c, target)
+        over = largest(0, held - target.vector_registers)
         if room is not None:
-            together = min(together, room.capacity // (4 * threads * (held - over)))
+            together = -largest(-together, -(room.capacity // (4 * threads * (held - over))))
         if near is not None:
-            together = min(together, near.capacity // max(1, self.needs.bytes(c.stages)))
-        together = max(1, together)
-        count, steps = self.turns
-        share = min(1.0, count / target.cores)
-        parts = [self.multiplying, *(w / share for w in self.model.calculating)]
+            needed = largest(1, shared_bytes(self.known, c))
+            together = -largest(-together, -(near.capacity // needed))
+        together = largest(1, together)
+        count, steps = self.counts(c)
+        share = _least(1.0, count / target.cores)
+        parts = [self.multiplying(c), *(w / share for w in self.calculating)]
+        most = _most(parts)
         waves = count / (target.cores * together)
-        tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
-        rounds = max(1.0, count / target.cores)
-        split = any(s.split for s in self.made)
-        step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
-            target.latency if c.stages == 1 and steps > 1 else 0.0
-        )
-        waiting = sum(parts) - max(parts) + step * steps * rounds
-        if over and near is not None:  # registers that are written to memory and read again in each step
-            waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
-        busy = (max(parts) + waiting / min(together, rounds)) * tail
-        return max(busy, self.arriving) * self.model.part
+        tail = where(waves > 1, -(-count // (target.cores * together)) / waves, 1.0)
+        rounds = _most([1.0, count / target.cores])
+        split = any(s.split for s in made_products(self.known, c.tiles))
+        step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1)
+        step = step + where((c.stages == 1) & (steps > 1), target.latency, 0.0)
+        waiting = sum(parts) - most + step * steps * rounds
+        if near is not None:  # registers that are written to memory and read again in each step
+            waiting = waiting + 8.0 * over * threads * count * steps / (near.bandwidth * share)
+        busy = (most + waiting / _least(together, rounds)) * tail
+        return _most([busy, self.arriving(c, count)]) * self.part
 
 
-Candidate = tuple[TiledModel, ProductBlocks]
+def _most(numbers: Sequence[Count]) -> Count:
+    found = numbers[0]
+    for number in numbers[1:]:
+        found = where(number > found, number, found)
+    return found
+
+
+def _least(one: Count, other: Count) -> Count:
+    return where(other < one, other, one)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockGrid:
+    """All candidates at once: tiles of a class, warps and stages, each along a dim of its own. Which of them `may` be,
+    and the numbers that stand along the dims."""
+
+    tiles: Mapping[Axis, Count]
+    warps: Count
+    stages: Count
+    spread: tuple[int, ...]
+    halves: bool
+    may: NDArray[np.bool_]
+
+    def candidate(self, place: tuple[int, ...]) -> ProductBlocks:
+        """The one at a place."""
+        at = lambda n: int(np.broadcast_to(n, self.may.shape)[place])  # noqa: E731
+        tiles = {a: t if isinstance(t, int) else at(t) for a, t in self.tiles.items()}
+        return ProductBlocks(tiles, at(self.warps), at(self.stages), self.spread, self.halves)
 
 
 def product_blocks(
@@ -205,27 +215,34 @@ def product_blocks(
         streamed, fixed = _streamed(shape, tiled, most, passed, extent)
         grid = tuple(a for a in shape.grid if a in tiled)
         known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
-        model = BlockModel(known, target, hints)
-        legal = _legal(model, limits)
-        if not legal:
+        grid_of = _grid(known, hints)
+        legal = None if grid_of is None else _legal(known, grid_of, limits, target)
+        if grid_of is None or legal is None:
             continue
-        measured = _measured(known, [c for _, c in legal], tuning, hints)
+        measured = _measured(known, grid_of, legal, tuning, hints)
         if measured is not None:
             return measured
-        timed = [(tiled.seconds(c), tiled, c) for tiled, c in legal]
-        least, tiled, first = min(timed, key=lambda f: f[0])
-        best.append((least, _further_ahead(tiled, first, least, [c for t, _, c in timed if t <= least])))
+        model = BlockModel(known, target, hints)
+        seconds = np.where(legal, np.broadcast_to(model.seconds(grid_of), legal.shape), np.inf)
+        least = float(seconds.min())
+        same = [grid_of.candidate(place) for place in _places(seconds <= least)]
+        best.append((least, _further_ahead(model, least, same)))
     return min(best, key=lambda f: f[0])[1] if best else None
 
 
-def _further_ahead(
-    tiled: TiledModel, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks]
-) -> ProductBlocks:
-    """Of blocks that the model takes for equal, the `first`; with the loads of more steps under way if operands arrive
+def _further_ahead(model: BlockModel, seconds: float, same: Sequence[ProductBlocks]) -> ProductBlocks:
+    """Of blocks that the model takes for equal, the first; with the loads of more steps under way if operands arrive
     in not much less than all of the time: it does not see how long one step waits for them."""
-    if tiled.arriving * tiled.model.part < GPU_MATMUL.min_arriving_ratio * seconds:
+    first = same[0]
+    arriving = model.arriving(first, model.counts(first)[0]) * model.part
+    if arriving < GPU_MATMUL.min_arriving_ratio * seconds:
         return first
     return max((c for c in same if replace(c, stages=first.stages) == first), key=lambda c: c.stages)
+
+
+def _places(chosen: NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """Where candidates are that are `chosen`, in order."""
+    return [tuple(map(int, place)) for place in np.argwhere(chosen)]
 
 
 def _streamed(
@@ -245,58 +262,51 @@ def _streamed(
     return tuple(streamed), fixed
 
 
-def _legal(model: BlockModel, limits: TileLimits) -> list[Candidate]:
-    """The candidates that fit shared memory, and registers as well as any do."""
-    target = model.target
+def _legal(
+    known: BlockProducts, grid: BlockGrid, limits: TileLimits, target: Target
+) -> NDArray[np.bool_] | None:
+    """Which candidates fit shared memory, and registers as well as any do; None if none does."""
     shared = target.level(MemoryKind.SHARED)
-    made = [
-        (tiled, c)
-        for tiled, c in _candidates(model)
-        if shared is None or tiled.needs.bytes(c.stages) <= shared.capacity
-    ]
-    if not made:
-        return []
-    held = [tiled.registers(c) for tiled, c in made]
+    fit = grid.may if shared is None else grid.may & (shared_bytes(known, grid) <= shared.capacity)
+    if not fit.any():
+        return None
+    held = np.broadcast_to(registers(known, grid, target), fit.shape)
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
-    split = any(s.split for s in made[0][0].made)
-    limit = max(2 * room if split else room, min(held))
-    legal = [found for found, n in zip(made, held, strict=True) if n <= limit]
-    whole = [(t, c) for t, c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())]
-    return whole or legal
+    split = any(s.split for s in made_products(known, grid.tiles))
+    limit = max(2 * room if split else room, int(held[fit].min()))
+    legal = fit & (held <= limit)
+    whole = legal & negated(any_of(n % grid.tiles.get(a, 1) != 0 for a, n in limits.lists.items()))
+    return whole if whole.any() else legal
 
 
-def _candidates(model: BlockModel) -> Iterator[Candidate]:
-    known, hints = model.known, model.hints
+def _grid(known: BlockProducts, hints: SizeHints) -> BlockGrid | None:
+    """The candidates; None if the sums are no products of blocks."""
     open_ = (*known.grid, *known.streamed)
     on_grid, inside = MATMUL_BLOCKS.grid_tiles, MATMUL_BLOCKS.streamed_tiles
     if len(known.sums) > MATMUL_BLOCKS.max_wide_products:
         on_grid, inside = ((*MATMUL_BLOCKS.small_tiles, *tiles) for tiles in (on_grid, inside))
-    ladders = [ladder(a, on_grid if a in known.grid else inside, hints) for a in open_]
-    for tiles in choices(*ladders):
-        complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = products_of(known, complete)
-        if made is None:
-            continue
-        tiled = TiledModel(model, made, complete)
-        spread = tuple(i.id for i in model.lone if any(complete[a] > 1 for a in i.kept))
-        halves = all(s.product.operand.is_half for s in made)
-        split = [s.product.m for s in made if s.split]
-        if any(
-            complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
-            for a in split
-        ):
-            continue
-        stages = (
-            (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
-        )
-        wide = min(
-            (complete[a] for a in split if complete[a] >= GPU_MATMUL.warp_group_rows),
-            default=MATMUL_BLOCKS.warps[-1] * CONTRACTION.min_block_side,
-        )
-        for warps, ahead in choices(
-            [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
-        ):
-            yield tiled, ProductBlocks(complete, warps, ahead, spread, halves)
+    sizes = {a: ladder(a, on_grid if a in known.grid else inside, hints) for a in open_}
+    made = products_of(known, dict(known.fixed) | {a: min(tiles) for a, tiles in sizes.items()})
+    if made is None:
+        return None
+    halves = all(s.product.operand.is_half for s in made)
+    stages = (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
+    shape = (*map(len, sizes.values()), len(MATMUL_BLOCKS.warps), len(stages))
+
+    def along(numbers: Sequence[int], dim: int) -> NDArray[np.int64]:
+        return np.array(numbers, np.int64).reshape([n if d == dim else 1 for d, n in enumerate(shape)])
+
+    tiles = dict(known.fixed) | {a: along(tiles, n) for n, (a, tiles) in enumerate(sizes.items())}
+    warps = along(MATMUL_BLOCKS.warps, len(sizes))
+    may = np.ones(shape, np.bool_)
+    for a in (s.product.m for s in made if s.split):
+        rows = GPU_MATMUL.warp_group_rows
+        if a in known.streamed:
+            may &= tiles[a] >= min(rows, hints.estimate(a.extent))
+        may &= (tiles[a] < rows) | (warps * CONTRACTION.min_block_side <= tiles[a])
+    alone = _lone_folds(known)
+    spread = tuple(i.id for i in alone if any(a in sizes or known.fixed[a] > 1 for a in i.kept))
+    return BlockGrid(tiles, warps, along(stages, len(sizes) + 1), spread, halves, may)
 
 
 def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
@@ -349,8 +359,7 @@ def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeH
     if found is None:
         return None
     known, blocks = found
-    made = made_products(known, blocks.tiles)
-    return TiledModel(BlockModel(known, target, hints), made, blocks.tiles).seconds(blocks)
+    return float(BlockModel(known, target, hints).seconds(blocks))
 
 
 def _repeats(known: BlockProducts, item: Item) -> tuple[Axis, ...]:
@@ -399,7 +408,7 @@ def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
 
 
 def _measured(
-    known: BlockProducts, legal: Sequence[ProductBlocks], tuning: Tuning, hints: SizeHints
+    known: BlockProducts, grid: BlockGrid, legal: NDArray[np.bool_], tuning: Tuning, hints: SizeHints
 ) -> ProductBlocks | None:
     """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
     which fill no such tile, are another matter."""
@@ -407,9 +416,11 @@ def _measured(
     found = tuning.find(kind, size, length)
     if found is None or found.length != next_power_of_two(length) or len(known.grid) != 1:
         return None
-    wanted = dict(known.fixed) | dict.fromkeys(known.grid, found.elements)
-    wanted |= dict.fromkeys(known.streamed, found.lane)
-    same = [c for c in legal if dict(c.tiles) == wanted and c.warps == found.warps]
+    wanted = dict.fromkeys(known.grid, found.elements) | dict.fromkeys(known.streamed, found.lane)
+    same = legal & (grid.warps == found.warps)
+    for a, tile in wanted.items():
+        same = same & (grid.tiles[a] == tile)
     # What was measured may have had less to hold: then with fewer stages.
-    best = max((c for c in same if c.stages <= found.stages), key=lambda c: c.stages, default=None)
+    fit = (c for place in _places(same) if (c := grid.candidate(place)).stages <= found.stages)
+    best = max(fit, key=lambda c: c.stages, default=None)
     return best and replace(best, descriptors=found.descriptors)
