@@ -156,7 +156,9 @@ def _loaded_ahead(side: ProductSide, size: Count, stages: Count) -> Count:
     """Bytes of packed words that wait to be made an operand, of all stages."""
     if not side.words:
         return 0
-    bytes_ = sum(size / count * width for count, width in side.words)
+    bytes_: Count = 0.0
+    for count, width in side.words:
+        bytes_ = bytes_ + size / count * width
     whole = int(bytes_) if isinstance(bytes_, float) else bytes_.astype(np.int64)
     return where(stages == 1, 0, whole * stages)
 
