@@ -193,6 +193,25 @@ def test_triton_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_triton
+def test_kernels_with_one_text_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of other shapes may be the same where these are joined; of other sizes they are others."""
+    plain, seen = cuda.build_kernels, list[TritonSource]()
+
+    def built(sources: Any, *given: Any, **named: Any) -> Any:
+        seen.extend(sources)
+        return plain(sources, *given, **named)
+
+    monkeypatch.setattr(cuda, "build_kernels", built)
+
+    def both(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return torch.relu(x), torch.relu(y), torch.relu(z)
+
+    made = compiled(traced(both, (64, 256), (16384,), (77, 77)))
+    assert len(made.kernels) == 3 and not made.calls
+    assert len({s.text for s in seen}) == 2 and sorted(s.entry for s in seen) == ["k0", "k0", "k2"]
+
+
+@needs_triton
 def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = cuda.emit_kernel
 
