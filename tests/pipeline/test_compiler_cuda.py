@@ -180,21 +180,40 @@ def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_triton
 def test_triton_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another schedule, where there is one."""
-    printed = cuda.emit_triton
+    printed = cuda.emit_kernel
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
         return replace(made, text=made.text + "    no_such_name\n") if "stages=3" in made.text else made
 
     assert "stages=3" in "".join(k.source for k in compiled(traced(turned, *TURNED)).kernels)
-    monkeypatch.setattr(cuda, "emit_triton", broken)
+    monkeypatch.setattr(cuda, "emit_kernel", broken)
     made = compiled(traced(turned, *TURNED))
     assert not made.calls and "stages=3" not in "".join(k.source for k in made.kernels)
 
 
 @needs_triton
+def test_kernels_with_one_text_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of other shapes may be the same where these are joined; of other sizes they are others."""
+    plain, seen = cuda.build_kernels, list[TritonSource]()
+
+    def built(sources: Any, *given: Any, **named: Any) -> Any:
+        seen.extend(sources)
+        return plain(sources, *given, **named)
+
+    monkeypatch.setattr(cuda, "build_kernels", built)
+
+    def both(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return torch.relu(x), torch.relu(y), torch.relu(z)
+
+    made = compiled(traced(both, (64, 256), (16384,), (77, 77)))
+    assert len(made.kernels) == 3 and not made.calls
+    assert len({s.text for s in seen}) == 2 and sorted(s.entry for s in seen) == ["k0", "k0", "k2"]
+
+
+@needs_triton
 def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = cuda.emit_triton
+    printed = cuda.emit_kernel
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
@@ -203,7 +222,7 @@ def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x) * 2, torch.exp(y) + 1
 
-    monkeypatch.setattr(cuda, "emit_triton", broken)
+    monkeypatch.setattr(cuda, "emit_kernel", broken)
     gm = traced(two, (64, 512), (32, 100))
     with pytest.warns(RuntimeWarning, match=r"tanh.*library calls.*no_such_name is not defined"):
         made = compile_fx(gm, Options(), trusted=True)

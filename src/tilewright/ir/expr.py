@@ -27,12 +27,26 @@ class Symbol:
     high: int | None = None
 
 
+class HashMemo:
+    """Room for the hash of what is a key of many tables."""
+
+    __slots__ = ("hash_memo",)
+    hash_memo: int
+
+
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(HashMemo):
     """A loop variable of a tensor expression; it takes the values 0 .. extent - 1."""
 
     name: str
     extent: Expr
+
+    def __hash__(self) -> int:
+        try:
+            return self.hash_memo
+        except AttributeError:
+            object.__setattr__(self, "hash_memo", hash((self.name, self.extent)))
+            return self.hash_memo
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,7 @@ class CudaBackend:
         while True:
             programs = programs_of(scheduled)
             legal = run("legalise", lambda: [self.legalise(p, target) for p in programs])  # noqa: B023
-
-            def printed(kernel: int, variant: Variant, legal: list[TileProgram] = legal) -> TritonSource:
-                return emit_kernel(legal[kernel], names, variant, f"k{kernel}")
+            printed = _Printer(legal, names)
 
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
@@ -194,6 +192,21 @@ class CudaBackend:
             return device
         name = torch.cuda.get_device_name(device)
         return f"{name}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+
+
+class _Printer:
+    """Prints the programs of a unit. Kernels that differ in nothing that is printed have one name, so that they are
+    built once."""
+
+    def __init__(self, programs: Sequence[TileProgram], names: Sequence[str]) -> None:
+        self.programs, self.names = programs, names
+        self.first: dict[TritonSource, int] = {}
+
+    def __call__(self, kernel: int, variant: Variant) -> TritonSource:
+        def named(entry: str) -> TritonSource:
+            return emit_kernel(self.programs[kernel], self.names, variant, entry)
+
+        return named(f"k{self.first.setdefault(named('k'), kernel)}")
 
 
 def as_allowed(target: Target, options: Options) -> Target:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from tilewright.analysis.contraction import Contraction, contraction, factors, stored_half
 from tilewright.analysis.runs import words_of
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form, Item, reached_folds
+from tilewright.ir.graph import Value
 from tilewright.ir.selection import Precision
 from tilewright.target import Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
@@ -44,126 +49,202 @@ class BlockProducts:
     """What products of fp32 read of it."""
 
 
-def registers(known: BlockProducts, c: ProductBlocks, target: Target, *, packed: bool = False) -> int:
+Count: TypeAlias = Any
+"""A whole number, or an array of such for many blocks at once."""
+
+
+class SomeBlocks(Protocol):
+    """One candidate, or many: then tiles, warps and stages are arrays that are broadcast against each other."""
+
+    @property
+    def tiles(self) -> Mapping[Axis, Count]: ...
+    @property
+    def warps(self) -> Count: ...
+    @property
+    def stages(self) -> Count: ...
+    @property
+    def spread(self) -> tuple[int, ...]: ...
+    @property
+    def halves(self) -> bool: ...
+
+
+def where(condition: Count, one: Count, other: Count) -> Count:
+    """`one` where the condition holds, else the `other`."""
+    return (one if condition else other) if isinstance(condition, bool) else np.where(condition, one, other)
+
+
+def largest(one: Count, other: Count) -> Count:
+    """The larger of two."""
+    return max(one, other) if isinstance(one, int) and isinstance(other, int) else np.maximum(one, other)
+
+
+def registers(known: BlockProducts, c: SomeBlocks, target: Target, *, packed: bool = False) -> Count:
     """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest. `packed`: what is read beside loops counts by its bytes, as it does where it goes into
     the result at once."""
-    elements = 0.0
-    added = _added(known.form, known.sums)
-    for item, product in made_products(known, c):
-        size = 0 if item.id in added else c.tiles[product.m] * c.tiles[product.n]
-        elements += size
-        if not any(u.operand == product.operand.name for u in target.matrix_units):
+    tiles = c.tiles
+    elements: Count = 0.0
+    units = {u.operand for u in target.matrix_units}
+    threads = c.warps * target.lanes
+    for s in made_products(known, tiles):
+        product = s.product
+        size = 0 if s.joins else tiles[product.m] * tiles[product.n]
+        elements = elements + size
+        if product.operand.name not in units:
             # Without matrix units, a thread holds the rows and columns that it multiplies.
-            threads = c.warps * target.lanes
-            elements += c.tiles[product.k] * (size * threads) ** 0.5
-        if set(item.reduce) & set(known.streamed):
-            elements += 0 if c.halves else size  # a step's own sums
-        else:
-            fed = any(
-                item.id in reached_folds(known.form, known.form.items[i]) for i in known.sums if i != item.id
-            )
-            held = GPU_MATMUL.split_register_bytes if is_split(known, product) else product.operand.bytes
-            elements += size * _alike(c, product) * held / 4 if fed else 0
-        if is_split(known, product) and set(known.streamed) & classes_of(product.left):
-            elements += (
-                c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
-            )
+            elements = elements + tiles[product.k] * (size * threads) ** 0.5
+        alike = largest(1, c.warps * CONTRACTION.min_block_side // tiles[product.m])
+        """Warps that hold the same rows of its left side."""
+        if s.streams:
+            elements = elements + (0 if c.halves else size)  # a step's own sums
+        elif s.feeds:
+            held = GPU_MATMUL.split_register_bytes if s.split else product.operand.bytes
+            elements = elements + size * alike * held / 4
+        if s.split and s.left_streams:
+            elements = elements + tiles[product.m] * tiles[product.k] * alike * GPU_MATMUL.piece_bytes / 4
     for f in c.spread:
-        item = known.form.items[f]
-        elements += _volume(c, item.axes)
+        elements = elements + _volume(tiles, known.form.items[f].axes)
     for item in known.form.folds.values():
         if item.scan in known.streamed:  # what is run over, and the results, which lie otherwise in threads
-            elements += 2 * _volume(c, item.kept)
+            elements = elements + 2 * _volume(tiles, item.kept)
     for read, axes in _beside(known.form, known.sums):
-        size = _volume(c, axes)
-        if size >= CONTRACTION.min_block_side**2:
-            elements += (
-                size * read.dtype.bytes / f32.bytes
-                if packed and not set(axes) & set(known.streamed)
-                else size
-            )
-    return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
+        size = _volume(tiles, axes)
+        narrowed = packed and not set(axes) & set(known.streamed)
+        held = size * read.dtype.bytes / f32.bytes if narrowed else size
+        elements = elements + where(size >= CONTRACTION.min_block_side**2, held, 0)
+    share = elements / threads
+    return (int(share) if isinstance(share, float) else share.astype(np.int64)) + GPU_MATMUL.other_registers
 
 
-def shared_bytes(known: BlockProducts, c: ProductBlocks, *, ahead: bool = True) -> int:
+def shared_bytes(known: BlockProducts, c: SomeBlocks, *, ahead: bool = True) -> Count:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched `ahead`, as many steps as there are further stages."""
-    total = GPU_MATMUL.merge_bytes
+    tiles, stages = c.tiles, c.stages
+    total: Count = GPU_MATMUL.merge_bytes
     for r, axes in _beside(known.form, known.sums) if ahead else ():
-        if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
-            total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
-    held: set[Expr] = set()
-    pieces = 0
-    for item, product in made_products(known, c):
-        loops = set(known.streamed) & set(item.axes)
-        for side, own in ((product.left, product.m), (product.right, product.n)):
-            block = block_of(side, c)
-            if block in held or not any(x.op == "read" for x in walk(side)):
+        if isinstance(r.value, int):
+            walks = any_of(tiles[a] > 1 for a in axes if a in known.streamed)
+            size = _volume(tiles, axes) * known.form.params[r.value].dtype.bytes
+            total = total + where(walks, size * (stages - 1), 0)
+    pieces: Count = 0
+    seen: list[ProductSide] = []
+    for s in made_products(known, tiles):
+        product = s.product
+        for side in s.sides:
+            if not side.reads:
                 continue
-            held.add(block)
-            size = c.tiles[own] * c.tiles[product.k]
-            plain = stored_half(side, known.form.params) is not None or side.op == "read"
-            looped = bool(loops & {own, product.k})
-            if is_split(known, product) and not looped:
-                total += size * GPU_MATMUL.piece_bytes
-            elif is_split(known, product):  # pieces of left sides stay in registers, with few rows all pieces
-                single = size * product.operand.bytes
-                total += single * (c.stages - 1) if plain else 0
-                right = own != product.m and c.tiles[product.m] >= GPU_MATMUL.warp_group_rows
-                pieces = max(
-                    pieces, size * GPU_MATMUL.piece_bytes if right else single if c.stages == 1 else 0
-                )
+            fresh = negated(any_of(side.is_same_block(other, tiles) for other in seen))
+            seen.append(side)
+            if fresh is False:
+                continue
+            size = tiles[side.own] * tiles[product.k]
+            single = size * product.operand.bytes
+            if s.split and not side.looped:
+                total = total + where(fresh, size * GPU_MATMUL.piece_bytes, 0)
+            elif s.split:  # pieces of left sides stay in registers, with few rows all pieces
+                total = total + where(fresh, single * (stages - 1) if side.plain else 0, 0)
+                right = False if side.own == product.m else tiles[product.m] >= GPU_MATMUL.warp_group_rows
+                held = where(right, size * GPU_MATMUL.piece_bytes, where(stages == 1, single, 0))
+                pieces = largest(pieces, where(fresh, held, 0))
             else:
-                total += size * product.operand.bytes * (c.stages if plain and looped else 1)
-                total += 0 if plain or not looped else _loaded_ahead(side, (own, product.k), known, c)
+                held = single * (stages if side.plain and side.looped else 1)
+                total = total + where(fresh, held + _loaded_ahead(side, size, stages), 0)
     return total + pieces
 
 
-def _loaded_ahead(side: Expr, axes: tuple[Axis, Axis], known: BlockProducts, c: ProductBlocks) -> int:
+def _loaded_ahead(side: ProductSide, size: Count, stages: Count) -> Count:
     """Bytes of packed words that wait to be made an operand, of all stages."""
-    if c.stages == 1:
+    if not side.words:
         return 0
-    total = 0.0
+    bytes_: Count = 0.0
+    for count, width in side.words:
+        bytes_ = bytes_ + size / count * width
+    whole = int(bytes_) if isinstance(bytes_, float) else bytes_.astype(np.int64)
+    return where(stages == 1, 0, whole * stages)
+
+
+def any_of(conditions: Iterable[Count]) -> Count:
+    """Whether one of some conditions holds."""
+    found: Count = False
+    for condition in conditions:
+        if condition is True:
+            return True
+        found = condition if found is False else found if condition is False else found | condition
+    return found
+
+
+def negated(condition: Count) -> Count:
+    """Whether a condition does not hold."""
+    return not condition if isinstance(condition, bool) else ~condition
+
+
+def _words(side: Expr, axes: tuple[Axis, Axis], params: Sequence[Value]) -> Iterator[tuple[int, int]]:
+    """Of the packed words that wait to be made an operand: how many elements one has, and its bytes."""
     for x in walk(side):
-        if x.op != "read" or not isinstance(x.value, int) or known.form.params[x.value].dtype.is_float:
+        if x.op != "read" or not isinstance(x.value, int) or params[x.value].dtype.is_float:
             continue
         words = words_of(x.args[0], axes, CONTRACTION.min_block_side)
         if words.is_whole:
-            elements = math.prod(c.tiles[a] for a in axes) / math.prod(words.counts.values())
-            total += elements * known.form.params[x.value].dtype.bytes
-    return int(total) * c.stages
+            yield math.prod(words.counts.values()), params[x.value].dtype.bytes
 
 
-def block_of(side: Expr, c: ProductBlocks) -> Expr:
-    """Equal for sides that are the same block of memory, whatever the classes are called that walk it: values that are
-    the first part of keys are loaded once."""
-    if side.op != "read":
-        return side
-    tiles = tuple((a.value, c.tiles.get(a.value, 1)) for a in axes_of(side) if isinstance(a.value, Axis))
-    return _renamed(side, tiles)
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductSide:
+    """A side of a product of blocks, whose rows or columns are `own`: whether it `reads` memory, does nothing else
+    (`plain`), and is there in each step of a loop; the elements of the packed `words` that such a step loads, and their
+    bytes."""
+
+    side: Expr
+    own: Axis
+    reads: bool
+    plain: bool
+    looped: bool
+    words: tuple[tuple[int, int], ...]
+
+    def is_same_block(self, other: ProductSide, tiles: Mapping[Axis, Count]) -> Count:
+        """Whether two sides are the same block of memory, whatever the classes are called that walk it: values that are
+        the first part of keys are loaded once."""
+        if self.side is other.side:
+            return True
+        ways = _renamings(self.side, other.side)
+        return any_of(
+            negated(
+                any_of(
+                    (
+                        *(tiles.get(a, 1) != tiles.get(b, 1) for a, b in way),
+                        # classes of one extent and tile are not told apart
+                        *(tiles.get(a, 1) == tiles.get(b, 1) for a, b in _of_one_extent(self.side)),
+                    )
+                )
+            )
+            for way in ways
+        )
 
 
 @lru_cache(1 << 10)
-def _renamed(side: Expr, tiles: tuple[tuple[Axis, int], ...]) -> Expr:
-    """A read with its classes called by their extents and tiles, where these tell them apart."""
-    table = {axis(a): axis(Axis(f"{a.extent}/{tile}", a.extent)) for a, tile in tiles}
-    return substitute(side, table) if len(set(table.values())) == len(table) else side
+def _renamings(side: Expr, other: Expr) -> tuple[tuple[tuple[Axis, Axis], ...], ...]:
+    """Which classes of a read become which of another one, of the same extent, so that they are equal."""
+    one, two = (sorted(classes_of(e), key=lambda a: (repr(a.extent), a.name)) for e in (side, other))
+    if side.op != "read" or other.op != "read" or [a.extent for a in one] != [a.extent for a in two]:
+        return ()
+    found: list[tuple[tuple[Axis, Axis], ...]] = []
+    for order in permutations(two):
+        way = tuple(zip(one, order, strict=True))
+        if all(a.extent is b.extent for a, b in way):
+            table = {axis(a): axis(b) for a, b in way}
+            if substitute(side, table) is other:
+                found.append(way)
+    return tuple(found)
 
 
-def is_split(known: BlockProducts, product: Contraction) -> bool:
-    """Whether matrix units take pieces of the operands."""
-    return product.operand is f32 and known.singles == "bf16x6"
+@lru_cache(1 << 10)
+def _of_one_extent(side: Expr) -> tuple[tuple[Axis, Axis], ...]:
+    return tuple((a, b) for a, b in combinations(classes_of(side), 2) if a.extent is b.extent)
 
 
 def classes_of(e: Expr) -> set[Axis]:
     """The classes that an expression depends on."""
     return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
-
-
-def _alike(c: ProductBlocks, product: Contraction) -> int:
-    """How many warps hold the same rows of a product's left side."""
-    return max(1, c.warps * CONTRACTION.min_block_side // c.tiles[product.m])
 
 
 @lru_cache(1 << 6)
@@ -199,25 +280,74 @@ def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, 
     )
 
 
-def made_products(known: BlockProducts, c: ProductBlocks) -> list[tuple[Item, Contraction]]:
-    """The folds that are products of blocks, and these products."""
-    made = contractions_of(known.form, known.sums, tuple(c.tiles.items()))
-    assert made is not None
-    return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSum:
+    """A fold that is a product of blocks: whether it is only added to another one (`joins`), is added up over steps
+    (`streams`), `feeds` another product, is multiplied in pieces, and has a left side of each step."""
+
+    item: Item
+    product: Contraction
+    sides: tuple[ProductSide, ProductSide]
+    joins: bool
+    streams: bool
+    feeds: bool
+    split: bool
+    left_streams: bool
+
+
+def made_products(known: BlockProducts, tiles: Mapping[Axis, Count]) -> tuple[BlockSum, ...]:
+    """The folds that are products of blocks, which all sums are with these tiles."""
+    found = products_of(known, tiles)
+    assert found is not None
+    return found
+
+
+def products_of(known: BlockProducts, tiles: Mapping[Axis, Count]) -> tuple[BlockSum, ...] | None:
+    """The same; None if one of the sums is no product of blocks with these tiles. Of many tiles of a class, all are
+    sides of blocks, or none is."""
+    side = CONTRACTION.min_block_side
+    least = ((a, t if isinstance(t, int) else int(t.min())) for a, t in tiles.items())
+    # Which product a fold is depends on no more of a tile: tiles of one kind share what is found.
+    kinds = tuple((a, 1 if t <= 1 else 2 if t < side else side) for a, t in least)
+    return _products_of(known.form, known.sums, known.streamed, known.singles, kinds)
 
 
 @lru_cache(1 << 6)
-def contractions_of(
-    form: Form, sums: tuple[int, ...], tiles: tuple[tuple[Axis, int], ...]
-) -> tuple[Contraction, ...] | None:
-    """The sums as products of blocks with these tiles; None if one is none."""
-    tile = dict(tiles).__getitem__
+def _products_of(
+    form: Form, sums: tuple[int, ...], streamed: tuple[Axis, ...], singles: Precision,
+    kinds: tuple[tuple[Axis, int], ...],
+) -> tuple[BlockSum, ...] | None:  # fmt: skip
+    tile = dict(kinds).__getitem__
     made = [contraction(form.items[i], form.params, tile) for i in sums]
-    return None if any(m is None for m in made) else tuple(m for m in made if m is not None)
+    found = [m for m in made if m is not None]
+    if len(found) < len(made):
+        return None
+    joining, walked = _added(form, sums), set(streamed)
+
+    def side_of(item: Item, product: Contraction, side: Expr, own: Axis) -> ProductSide:
+        reads = any(x.op == "read" for x in walk(side))
+        plain = stored_half(side, form.params) is not None or side.op == "read"
+        looped = bool(walked & set(item.axes) & {own, product.k})
+        ahead = _words(side, (own, product.k), form.params) if looped and not plain else ()
+        return ProductSide(side, own, reads, plain, looped, tuple(ahead))
+
+    return tuple(
+        BlockSum(
+            item,
+            m,
+            (side_of(item, m, m.left, m.m), side_of(item, m, m.right, m.n)),
+            item.id in joining,
+            bool(walked & set(item.reduce)),
+            any(item.id in reached_folds(form, form.items[i]) for i in sums if i != item.id),
+            m.operand is f32 and singles == "bf16x6",
+            bool(walked & classes_of(m.left)),
+        )
+        for item, m in zip((form.items[i] for i in sums), found, strict=True)
+    )
 
 
-def _volume(c: ProductBlocks, axes: Sequence[Axis]) -> int:
-    size = 1
+def _volume(tiles: Mapping[Axis, Count], axes: Sequence[Axis]) -> Count:
+    size: Count = 1
     for a in axes:
-        size *= c.tiles[a]
+        size = size * tiles[a]
     return size

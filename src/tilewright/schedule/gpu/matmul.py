@@ -7,9 +7,11 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product as choices
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.loop_segments import growth
@@ -28,13 +30,17 @@ from tilewright.tuning.thresholds import CONTRACTION, GPU_MATMUL
 
 from .block_memory import (
     BlockProducts,
+    Count,
     ProductBlocks,
-    block_of,
-    contractions_of,
-    is_split,
+    SomeBlocks,
+    any_of,
+    largest,
     made_products,
+    negated,
+    products_of,
     registers,
     shared_bytes,
+    where,
 )
 from .block_shape import Shape
 
@@ -45,6 +51,142 @@ class TileLimits:
 
     most: Mapping[Axis, int]
     lists: Mapping[Axis, int]
+
+
+class BlockModel:
+    """What blocks of products of one form take: what no tile decides is found once for all of them."""
+
+    def __init__(self, known: BlockProducts, target: Target, hints: SizeHints) -> None:
+        self.known, self.target, self.hints = known, target, hints
+        form = known.form
+        self.grid = frozenset(a for a in form.classes() if all(a in i.axes for i in form.items))
+        self.points = {i: points(form.items[i], hints) for i in known.sums}
+        self.repeats = {i: _repeats(known, form.items[i]) for i in known.sums}
+        """Streamed classes in each step of which a product is computed again."""
+        self.calculating = _calculating(known, target, hints)
+        """Seconds of special functions and of plain operations."""
+        self.part = _part(known)
+
+    def turns(self, a: Axis, c: SomeBlocks) -> Count:
+        """How many tiles a class has."""
+        return -(-max(1, self.hints.estimate(a.extent)) // c.tiles[a])
+
+    def counts(self, c: SomeBlocks) -> tuple[Count, Count]:
+        """Grid points, and steps of each."""
+        count: Count = 1.0  # arrays of whole numbers would wrap around
+        steps: Count = 1.0
+        for a, tile in c.tiles.items():
+            turns = self.turns(a, c)
+            if a in self.grid:
+                count = count * turns
+            elif a in self.known.streamed:
+                steps = steps * turns
+            else:
+                steps = steps * where(tile == 1, turns, 1)
+        return count, steps
+
+    def arriving(self, c: SomeBlocks, count: Count) -> Count:
+        """Seconds in which the last cache hands `count` blocks their operands."""
+        cache, walked = self.target.level(MemoryKind.L2), set(self.known.streamed)
+        if cache is None:
+            return 0.0
+        read = [
+            (side, s.product)
+            for s in made_products(self.known, c.tiles)
+            for side in s.sides
+            if side.side.op == "read"
+        ]
+        total: Count = 0
+        for n, (side, product) in enumerate(read):
+            size = c.tiles[side.own] * c.tiles[product.k] * product.operand.bytes
+            for a in {side.own, product.k} & walked:
+                size = size * self.turns(a, c)
+            again = any_of(side.is_same_block(other, c.tiles) for other, _ in read[n + 1 :])
+            total = total + where(again, 0, size)
+        return count * total / (cache.bandwidth * GPU_MATMUL.read_over_copy_ratio)
+
+    def multiplying(self, c: SomeBlocks) -> Count:
+        """Seconds of the matrix units."""
+        target = self.target
+        total: Count = 0.0
+        for s in made_products(self.known, c.tiles):
+            product = s.product
+            rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
+            width = c.tiles[product.n]
+            waste: Count = 1.0
+            for a in (product.m, product.n, product.k):
+                extent = max(1, self.hints.estimate(a.extent))
+                waste = waste * (self.turns(a, c) * c.tiles[a] / extent)
+            again: Count = 1
+            for a in self.repeats[s.item.id]:
+                again = again * self.turns(a, c)
+            rate = (
+                max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
+                if rates
+                else target.flops * GPU_MATMUL.reached_without_units_ratio
+            )
+            total = total + 2 * self.points[s.item.id] * waste * again / rate
+        return total
+
+    def seconds(self, c: SomeBlocks) -> Count:
+        """Modelled seconds, memory apart."""
+        target = self.target
+        threads = c.warps * target.lanes
+        room, near = target.level(MemoryKind.REGISTER), target.level(MemoryKind.SHARED)
+        together = target.threads // threads
+        held = registers(self.known, c, target)
+        over = largest(0, held - target.vector_registers)
+        if room is not None:
+            together = -largest(-together, -(room.capacity // (4 * threads * (held - over))))
+        if near is not None:
+            needed = largest(1, shared_bytes(self.known, c))
+            together = -largest(-together, -(near.capacity // needed))
+        together = largest(1, together)
+        count, steps = self.counts(c)
+        share = _least(1.0, count / target.cores)
+        parts = [self.multiplying(c), *(w / share for w in self.calculating)]
+        most = _most(parts)
+        waves = count / (target.cores * together)
+        tail = where(waves > 1, -(-count // (target.cores * together)) / waves, 1.0)
+        rounds = _most([1.0, count / target.cores])
+        split = any(s.split for s in made_products(self.known, c.tiles))
+        step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1)
+        step = step + where((c.stages == 1) & (steps > 1), target.latency, 0.0)
+        waiting = sum(parts) - most + step * steps * rounds
+        if near is not None:  # registers that are written to memory and read again in each step
+            waiting = waiting + 8.0 * over * threads * count * steps / (near.bandwidth * share)
+        busy = (most + waiting / _least(together, rounds)) * tail
+        return _most([busy, self.arriving(c, count)]) * self.part
+
+
+def _most(numbers: Sequence[Count]) -> Count:
+    found = numbers[0]
+    for number in numbers[1:]:
+        found = where(number > found, number, found)
+    return found
+
+
+def _least(one: Count, other: Count) -> Count:
+    return where(other < one, other, one)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockGrid:
+    """All candidates at once: tiles of a class, warps and stages, each along a dim of its own. Which of them `may` be,
+    and the numbers that stand along the dims."""
+
+    tiles: Mapping[Axis, Count]
+    warps: Count
+    stages: Count
+    spread: tuple[int, ...]
+    halves: bool
+    may: NDArray[np.bool_]
+
+    def candidate(self, place: tuple[int, ...]) -> ProductBlocks:
+        """The one at a place."""
+        at = lambda n: int(np.broadcast_to(n, self.may.shape)[place])  # noqa: E731
+        tiles = {a: t if isinstance(t, int) else at(t) for a, t in self.tiles.items()}
+        return ProductBlocks(tiles, at(self.warps), at(self.stages), self.spread, self.halves)
 
 
 def product_blocks(
@@ -73,31 +215,34 @@ def product_blocks(
         streamed, fixed = _streamed(shape, tiled, most, passed, extent)
         grid = tuple(a for a in shape.grid if a in tiled)
         known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
-        legal = _legal(known, limits, target, hints)
-        if not legal:
+        grid_of = _grid(known, hints)
+        legal = None if grid_of is None else _legal(known, grid_of, limits, target)
+        if grid_of is None or legal is None:
             continue
-        beside = _calculating(known, target, hints)
-        measured = _measured(known, legal, tuning, hints)
+        measured = _measured(known, grid_of, legal, tuning, hints)
         if measured is not None:
             return measured
-        timed = [(seconds_of(known, c, target, hints, beside), c) for c in legal]
-        least, first = min(timed, key=lambda f: f[0])
-        best.append(
-            (least, _further_ahead(known, first, least, [c for t, c in timed if t <= least], target, hints))
-        )
+        model = BlockModel(known, target, hints)
+        seconds = np.where(legal, np.broadcast_to(model.seconds(grid_of), legal.shape), np.inf)
+        least = float(seconds.min())
+        same = [grid_of.candidate(place) for place in _places(seconds <= least)]
+        best.append((least, _further_ahead(model, least, same)))
     return min(best, key=lambda f: f[0])[1] if best else None
 
 
-def _further_ahead(
-    known: BlockProducts, first: ProductBlocks, seconds: float, same: Sequence[ProductBlocks], target: Target,
-    hints: SizeHints,
-) -> ProductBlocks:  # fmt: skip
-    """Of blocks that the model takes for equal, the `first`; with the loads of more steps under way if operands arrive
+def _further_ahead(model: BlockModel, seconds: float, same: Sequence[ProductBlocks]) -> ProductBlocks:
+    """Of blocks that the model takes for equal, the first; with the loads of more steps under way if operands arrive
     in not much less than all of the time: it does not see how long one step waits for them."""
-    arriving = _arriving(known, first, _turns(known, first, hints)[0], target, hints) * _part(known)
+    first = same[0]
+    arriving = model.arriving(first, model.counts(first)[0]) * model.part
     if arriving < GPU_MATMUL.min_arriving_ratio * seconds:
         return first
     return max((c for c in same if replace(c, stages=first.stages) == first), key=lambda c: c.stages)
+
+
+def _places(chosen: NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """Where candidates are that are `chosen`, in order."""
+    return [tuple(map(int, place)) for place in np.argwhere(chosen)]
 
 
 def _streamed(
@@ -117,52 +262,51 @@ def _streamed(
     return tuple(streamed), fixed
 
 
-def _legal(known: BlockProducts, limits: TileLimits, target: Target, hints: SizeHints) -> list[ProductBlocks]:
-    """The candidates that fit shared memory, and registers as well as any do."""
+def _legal(
+    known: BlockProducts, grid: BlockGrid, limits: TileLimits, target: Target
+) -> NDArray[np.bool_] | None:
+    """Which candidates fit shared memory, and registers as well as any do; None if none does."""
     shared = target.level(MemoryKind.SHARED)
-    made = [
-        c for c in _candidates(known, hints) if shared is None or shared_bytes(known, c) <= shared.capacity
-    ]
-    if not made:
-        return []
-    held = [registers(known, c, target) for c in made]
+    fit = grid.may if shared is None else grid.may & (shared_bytes(known, grid) <= shared.capacity)
+    if not fit.any():
+        return None
+    held = np.broadcast_to(registers(known, grid, target), fit.shape)
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
-    split = any(is_split(known, product) for _, product in made_products(known, made[0]))
-    limit = max(2 * room if split else room, min(held))
-    legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
-    return [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
+    split = any(s.split for s in made_products(known, grid.tiles))
+    limit = max(2 * room if split else room, int(held[fit].min()))
+    legal = fit & (held <= limit)
+    whole = legal & negated(any_of(n % grid.tiles.get(a, 1) != 0 for a, n in limits.lists.items()))
+    return whole if whole.any() else legal
 
 
-def _candidates(known: BlockProducts, hints: SizeHints) -> Iterator[ProductBlocks]:
+def _grid(known: BlockProducts, hints: SizeHints) -> BlockGrid | None:
+    """The candidates; None if the sums are no products of blocks."""
     open_ = (*known.grid, *known.streamed)
     on_grid, inside = MATMUL_BLOCKS.grid_tiles, MATMUL_BLOCKS.streamed_tiles
     if len(known.sums) > MATMUL_BLOCKS.max_wide_products:
         on_grid, inside = ((*MATMUL_BLOCKS.small_tiles, *tiles) for tiles in (on_grid, inside))
-    ladders = [ladder(a, on_grid if a in known.grid else inside, hints) for a in open_]
-    for tiles in choices(*ladders):
-        complete = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = contractions_of(known.form, known.sums, tuple(complete.items()))
-        if made is None:
-            continue
-        spread = _spread(known, complete)
-        halves = all(c.operand.is_half for c in made)
-        split = [c.m for c in made if is_split(known, c)]
-        if any(
-            complete[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
-            for a in split
-        ):
-            continue
-        stages = (
-            (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
-        )
-        wide = min(
-            (complete[a] for a in split if complete[a] >= GPU_MATMUL.warp_group_rows),
-            default=MATMUL_BLOCKS.warps[-1] * CONTRACTION.min_block_side,
-        )
-        for warps, ahead in choices(
-            [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
-        ):
-            yield ProductBlocks(complete, warps, ahead, spread, halves)
+    sizes = {a: ladder(a, on_grid if a in known.grid else inside, hints) for a in open_}
+    made = products_of(known, dict(known.fixed) | {a: min(tiles) for a, tiles in sizes.items()})
+    if made is None:
+        return None
+    halves = all(s.product.operand.is_half for s in made)
+    stages = (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
+    shape = (*map(len, sizes.values()), len(MATMUL_BLOCKS.warps), len(stages))
+
+    def along(numbers: Sequence[int], dim: int) -> NDArray[np.int64]:
+        return np.array(numbers, np.int64).reshape([n if d == dim else 1 for d, n in enumerate(shape)])
+
+    tiles = dict(known.fixed) | {a: along(tiles, n) for n, (a, tiles) in enumerate(sizes.items())}
+    warps = along(MATMUL_BLOCKS.warps, len(sizes))
+    may = np.ones(shape, np.bool_)
+    for a in (s.product.m for s in made if s.split):
+        rows = GPU_MATMUL.warp_group_rows
+        if a in known.streamed:
+            may &= tiles[a] >= min(rows, hints.estimate(a.extent))
+        may &= (tiles[a] < rows) | (warps * CONTRACTION.min_block_side <= tiles[a])
+    alone = _lone_folds(known)
+    spread = tuple(i.id for i in alone if any(a in sizes or known.fixed[a] > 1 for a in i.kept))
+    return BlockGrid(tiles, warps, along(stages, len(sizes) + 1), spread, halves, may)
 
 
 def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
@@ -174,74 +318,20 @@ def ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     return sorted({min(s, top) for s in sizes})
 
 
-def _spread(known: BlockProducts, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
-    """Folds over a streamed class that keep a class of the block, and neither follow another fold over that class nor
-    are followed: each element of the block has a state of its own, and they are merged once, after the loop."""
-    found: list[int] = []
+def _lone_folds(known: BlockProducts) -> tuple[Item, ...]:
+    """Folds over a streamed class, no products, that neither follow another fold over that class nor are followed: if a
+    block has a class that they keep, each of its elements has a state of its own, and they are merged once, after the
+    loop."""
+    found: list[Item] = []
+    read = {x.id: folds_read(x.roots) for x in known.form.folds.values()}
     for i in known.form.folds.values():
-        over = [a for a in i.reduce if a in known.streamed]
-        if i.id in known.sums or not over or not any(tiles[a] > 1 for a in i.kept):
+        over = {a for a in i.reduce if a in known.streamed}
+        if i.id in known.sums or not over:
             continue
-        before = [known.form.items[f] for f in folds_read(i.roots)]
-        after = [x for x in known.form.folds.values() if i.id in folds_read(x.roots)]
-        if not any(set(over) & set(x.reduce) for x in (*before, *after)):
-            found.append(i.id)
+        beside = [*read[i.id], *(x for x, sources in read.items() if i.id in sources)]
+        if not any(over & set(known.form.items[x].reduce) for x in beside):
+            found.append(i)
     return tuple(found)
-
-
-def seconds_of(
-    known: BlockProducts,
-    c: ProductBlocks,
-    target: Target,
-    hints: SizeHints,
-    beside: tuple[float, float] | None = None,
-) -> float:
-    """Modelled seconds, memory apart; `beside` are those of `_calculating`, which are the same for all candidates."""
-    threads = c.warps * target.lanes
-    room = target.level(MemoryKind.REGISTER)
-    near = target.level(MemoryKind.SHARED)
-    together = target.threads // threads
-    held = registers(known, c, target)
-    over = max(0, held - target.vector_registers)
-    if room is not None:
-        together = min(together, room.capacity // (4 * threads * (held - over)))
-    if near is not None:
-        together = min(together, near.capacity // max(1, shared_bytes(known, c)))
-    together = max(1, together)
-    count, steps = _turns(known, c, hints)
-    share = min(1.0, count / target.cores)
-    parts = [
-        _multiplying(known, c, target, hints),
-        *(w / share for w in beside or _calculating(known, target, hints)),
-    ]
-    waves = count / (target.cores * together)
-    tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
-    rounds = max(1.0, count / target.cores)
-    split = any(is_split(known, product) for _, product in made_products(known, c))
-    step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
-        target.latency if c.stages == 1 and steps > 1 else 0.0
-    )
-    waiting = sum(parts) - max(parts) + step * steps * rounds
-    if over and near is not None:  # registers that are written to memory and read again in each step
-        waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
-    busy = (max(parts) + waiting / min(together, rounds)) * tail
-    return max(busy, _arriving(known, c, count, target, hints)) * _part(known)
-
-
-def _arriving(known: BlockProducts, c: ProductBlocks, count: int, target: Target, hints: SizeHints) -> float:
-    """Seconds in which the last cache hands all blocks their operands."""
-    cache = target.level(MemoryKind.L2)
-    blocks: dict[Expr, int] = {}
-    for _, product in made_products(known, c):
-        for side, own in ((product.left, product.m), (product.right, product.n)):
-            if side.op != "read":
-                continue
-            steps = 1
-            for a in {own, product.k} & set(known.streamed):
-                steps *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
-            blocks[block_of(side, c)] = c.tiles[own] * c.tiles[product.k] * product.operand.bytes * steps
-    rate = 0.0 if cache is None else cache.bandwidth * GPU_MATMUL.read_over_copy_ratio
-    return count * sum(blocks.values()) / rate if rate else 0.0
 
 
 def _part(known: BlockProducts) -> float:
@@ -266,39 +356,19 @@ def blocks_of(form: Form, schedule: Schedule, target: Target) -> tuple[BlockProd
 def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
     """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
     found = blocks_of(form, schedule, target)
-    return None if found is None else seconds_of(*found, target, hints)
+    if found is None:
+        return None
+    known, blocks = found
+    return float(BlockModel(known, target, hints).seconds(blocks))
 
 
-def _multiplying(known: BlockProducts, c: ProductBlocks, target: Target, hints: SizeHints) -> float:
-    """Seconds of the matrix units."""
-    total = 0.0
-    for item, product in made_products(known, c):
-        rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
-        width = c.tiles[product.n]
-        waste = 1.0
-        for a in (product.m, product.n, product.k):
-            extent = max(1, hints.estimate(a.extent))
-            waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
-        again = _turned_again(known, c, item, hints)
-        rate = (
-            max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
-            if rates
-            else target.flops * GPU_MATMUL.reached_without_units_ratio
-        )
-        total += 2 * points(item, hints) * waste * again / rate
-    return total
-
-
-def _turned_again(known: BlockProducts, c: ProductBlocks, item: Item, hints: SizeHints) -> int:
-    """How often a product is computed: again in each step of a class that it lacks, and a product made of it has."""
+def _repeats(known: BlockProducts, item: Item) -> tuple[Axis, ...]:
+    """Streamed classes that a product lacks, and one that is made of it has: it is computed again in each step."""
     readers = (
         x for x in known.form.folds.values() if x.id != item.id and item.id in reached_folds(known.form, x)
     )
     beside = {a for x in readers if x.id in known.sums for a in x.axes} - set(item.axes)
-    turns = 1
-    for a in beside & set(known.streamed):
-        turns *= -(-max(1, hints.estimate(a.extent)) // c.tiles[a])
-    return turns
+    return tuple(a for a in known.streamed if a in beside)
 
 
 def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tuple[float, float]:
@@ -322,20 +392,6 @@ def _calculating(known: BlockProducts, target: Target, hints: SizeHints) -> tupl
     return special / target.special, plain / target.flops
 
 
-def _turns(known: BlockProducts, c: ProductBlocks, hints: SizeHints) -> tuple[int, int]:
-    """Grid points, and steps of each."""
-    count = steps = 1
-    form = known.form
-    grid = [a for a in form.classes() if all(a in i.axes for i in form.items)]
-    for a, tile in c.tiles.items():
-        turns = -(-max(1, hints.estimate(a.extent)) // tile)
-        if a in grid:
-            count *= turns
-        elif a in known.streamed or tile == 1:
-            steps *= turns
-    return count, steps
-
-
 def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
     """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
     or that fold the scores of each step. The length is that of the first product's folded class, of which a score may
@@ -352,7 +408,7 @@ def kind_of(known: BlockProducts, hints: SizeHints) -> tuple[str, int, int]:
 
 
 def _measured(
-    known: BlockProducts, legal: Sequence[ProductBlocks], tuning: Tuning, hints: SizeHints
+    known: BlockProducts, grid: BlockGrid, legal: NDArray[np.bool_], tuning: Tuning, hints: SizeHints
 ) -> ProductBlocks | None:
     """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
     which fill no such tile, are another matter."""
@@ -360,9 +416,11 @@ def _measured(
     found = tuning.find(kind, size, length)
     if found is None or found.length != next_power_of_two(length) or len(known.grid) != 1:
         return None
-    wanted = dict(known.fixed) | dict.fromkeys(known.grid, found.elements)
-    wanted |= dict.fromkeys(known.streamed, found.lane)
-    same = [c for c in legal if dict(c.tiles) == wanted and c.warps == found.warps]
+    wanted = dict.fromkeys(known.grid, found.elements) | dict.fromkeys(known.streamed, found.lane)
+    same = legal & (grid.warps == found.warps)
+    for a, tile in wanted.items():
+        same = same & (grid.tiles[a] == tile)
     # What was measured may have had less to hold: then with fewer stages.
-    best = max((c for c in same if c.stages <= found.stages), key=lambda c: c.stages, default=None)
+    fit = (c for place in _places(same) if (c := grid.candidate(place)).stages <= found.stages)
+    best = max(fit, key=lambda c: c.stages, default=None)
     return best and replace(best, descriptors=found.descriptors)
