@@ -55,10 +55,10 @@ from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.tuning.thresholds import SIZES
 
 from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
+from .kernel_ways import choose_ways
 from .loops import Bodies, Looping, compile_loops
 from .products import choose_by_model, choose_products
 from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
-from .specialised_warps import choose_warps
 from .state import CompileRequest, State
 
 LOG = logging.getLogger("tilewright")
@@ -319,12 +319,12 @@ def _times_kernels(state: State) -> bool:
     return wanted and place.backend.replay_clock(place.device) is not None
 
 
-def _choose_warps(state: State) -> State:
+def _choose_ways(state: State) -> State:
     asked, place = state.request, state.request.place
     clock = place.backend.replay_clock(place.device)
     assert state.cover is not None and clock is not None, "asked before (`_times_kernels`)"
     where = place.backend.timing_key(place.device, asked.options)
-    choose_warps(state.cover, _quiet_builder(state), place.device, clock, where)
+    choose_ways(state.cover, _quiet_builder(state), place.device, clock, where)
     return state
 
 
@@ -389,7 +389,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
-    Phase("warps", _choose_warps, _times_kernels, lambda s: s.cover, faster=True),
+    Phase("ways", _choose_ways, _times_kernels, lambda s: s.cover, faster=True),
     Phase("kernels", _make_kernels, shown=None),
     Phase("plan", _plan, shown=lambda s: s.plan),
 )

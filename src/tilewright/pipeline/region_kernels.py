@@ -33,17 +33,17 @@ from tilewright.tuning.thresholds import PARTITION
 from tilewright.tuning.timing_limits import PRODUCTS, TRIAL
 
 from .build import Clock, KernelBuilder
-from .place import DevicePlace
-from .prices import MeasuredCache, kernel_prices, rearranged
-from .replay_trial import ReplayContestant, ReplayTrial
-from .specialised_warps import (
-    SpecialisedWay,
+from .kernel_ways import (
+    KernelWay,
     fastest_schedules,
     has_known_sizes,
     keep_schedules,
-    specialised_ways,
+    other_ways,
     verdicts_of,
 )
+from .place import DevicePlace
+from .prices import MeasuredCache, kernel_prices, rearranged
+from .replay_trial import ReplayContestant, ReplayTrial
 from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]
@@ -88,7 +88,7 @@ class RegionTrial:
             if library is None or usual is None:
                 continue
             what = told(left[key][1].region)
-            fastest = fastest_schedules(usual, list(zip(contest.specialised, others, strict=True)), what)
+            fastest = fastest_schedules(usual, list(zip(contest.others, others, strict=True)), what)
             ours = min((float(str(entry["seconds"])) for entry in fastest.values()), default=usual)
             wins = ours <= most * library
             known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
@@ -100,22 +100,22 @@ class RegionTrial:
     def _contest(self, theirs: Graph, ours: Graph) -> _RegionContest:
         price, hints, afar = self.builder.solver.price, self.builder.hints, self.builder.solver.afar
         library, usual = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
-        specialised = tuple(specialised_ways(ours, self.builder))
-        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), specialised)
+        others = tuple(other_ways(ours, self.builder))
+        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others)
 
 
 @dataclass(frozen=True, slots=True)
 class _RegionContest:
-    """A region in a library's way, and in ours with the usual warps and with specialised ones."""
+    """A region in a library's way, and in ours as the model prefers and in other ways."""
 
     library: ReplayContestant
     usual: ReplayContestant
-    specialised: tuple[SpecialisedWay, ...]
+    others: tuple[KernelWay, ...]
 
     @property
     def contestants(self) -> list[ReplayContestant]:
         """All ways in this order."""
-        return [self.library, self.usual, *(way.contestant for way in self.specialised)]
+        return [self.library, self.usual, *(way.contestant for way in self.others)]
 
 
 def choose_region_kernels(
@@ -242,4 +242,5 @@ def _is_near(decided: ChosenRegion, builder: KernelBuilder) -> bool:
     if decided.seconds <= most or not decided.kernels:
         return decided.seconds <= most
     faster = TRIAL.specialised_time_ratio * decided.seconds <= most
-    return faster and any(True for _ in specialised_ways(with_kernels(decided), builder))
+    ways = other_ways(with_kernels(decided), builder) if faster else ()
+    return any(way.schedule.memory.warp_specialised for way in ways)

@@ -93,6 +93,11 @@ class Scheduler(Protocol):
         """The schedule for warps that have different work, in several ways, for a clock to decide."""
         ...
 
+    def other_blocks(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """The form in other blocks than those of the schedule, the fastest by the model first, for a clock to decide,
+        where the model knows little."""
+        ...
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Raise IllegalSchedule, with level, need and capacity, if a level cannot hold what a tile needs of it."""
         ...

@@ -117,6 +117,13 @@ class Solver:
         IllegalSchedule if the kernel has no legal form."""
         return tuple(self.scheduler.specialised(self._solution(kernel, layouts), self))
 
+    def other_blocks(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
+        """A kernel in other blocks, for a clock to decide; none of one that a clock has decided about before. Raises
+        IllegalSchedule if the kernel has no legal form."""
+        found = self._solution(kernel, layouts)
+        preferred = self._preferred(kernel, layouts, kernel_key(kernel, layouts))
+        return () if found is preferred else tuple(self.scheduler.other_blocks(found, self))
+
     def read_solution(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
         """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
         took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids

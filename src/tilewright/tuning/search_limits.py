@@ -300,6 +300,19 @@ PROPOSALS = ProposalChoices()
 
 
 @dataclass(frozen=True, slots=True)
+class OtherBlockLimits:
+    """Other blocks of a loop with products, to be timed beside those that the model prefers."""
+
+    max_kept: int = 6
+    """How many: each takes a second or two to build."""
+    max_modelled_ratio: float = 1.5
+    """Times the modelled seconds of the fastest that others may take."""
+
+
+OTHER_BLOCKS = OtherBlockLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class SpecialisedChoices:
     """Schedules of a loop over keys whose warps are specialised, to be timed beside the usual one."""
 

@@ -61,6 +61,10 @@ class VectorScheduler:
         """None: threads share no grid point."""
         return ()
 
+    def other_blocks(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """None: covers of regions are timed as they are."""
+        return ()
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Any schedule: what is larger than a cache is only slower."""
 

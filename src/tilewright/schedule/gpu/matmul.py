@@ -7,7 +7,7 @@ what each of them does in turn: products, special functions, the rest of a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -193,28 +193,8 @@ def product_blocks(
     form: Form, shape: Shape, limits: TileLimits, target: Target, tuning: Tuning, hints: SizeHints
 ) -> ProductBlocks | None:
     """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles."""
-    most = limits.most
-    found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
-    if not found:
-        return None
-    tiled = dict.fromkeys(
-        max(side, key=lambda x: hints.estimate(x.extent)) for s in found.values() for side in s
-    )
-    passed = {a for s in found.values() for side in s[:2] for a in side} & {
-        a for s in found.values() for a in s[2]
-    }
-    passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
-    held = [n for a in tiled if a not in passed and (n := most.get(a, 0)) > GPU_MATMUL.max_untiled_extent]
-    whole = [GPU_MATMUL.max_untiled_extent]
-    if passed and held and min(held) <= GPU_MATMUL.max_held_extent:
-        whole.append(
-            GPU_MATMUL.max_held_extent
-        )  # beside scores, nothing is computed again for the rest of it
     best: list[tuple[float, ProductBlocks]] = []
-    for extent in whole:
-        streamed, fixed = _streamed(shape, tiled, most, passed, extent)
-        grid = tuple(a for a in shape.grid if a in tiled)
-        known = BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
+    for known in _products(form, shape, limits.most, target, hints):
         grid_of = _grid(known, hints)
         legal = None if grid_of is None else _legal(known, grid_of, limits, target)
         if grid_of is None or legal is None:
@@ -228,6 +208,52 @@ def product_blocks(
         same = [grid_of.candidate(place) for place in _places(seconds <= least)]
         best.append((least, _further_ahead(model, least, same)))
     return min(best, key=lambda f: f[0])[1] if best else None
+
+
+def other_blocks(
+    form: Form, shape: Shape, limits: TileLimits, target: Target, hints: SizeHints
+) -> list[tuple[float, ProductBlocks]]:
+    """One of each tile and number of warps, with modelled seconds, the quickest first. Registers are counted as they
+    are where a schedule is given: more of them fit than `product_blocks` counts on."""
+    found: list[tuple[float, ProductBlocks]] = []
+    for known in _products(form, shape, limits.most, target, hints):
+        grid_of = _grid(known, hints)
+        legal = None if grid_of is None else _legal(known, grid_of, limits, target, packed=True)
+        if grid_of is None or legal is None:
+            continue
+        modelled = BlockModel(known, target, hints).seconds(grid_of)
+        seconds = np.where(legal, np.broadcast_to(modelled, legal.shape), np.inf)
+        for place in _places(np.isfinite(seconds.min(-1))):
+            stages = int(seconds[place].argmin())
+            found.append((float(seconds[place][stages]), grid_of.candidate((*place, stages))))
+    return sorted(found, key=lambda f: f[0])
+
+
+def _products(
+    form: Form, shape: Shape, most: Mapping[Axis, int], target: Target, hints: SizeHints
+) -> Iterator[BlockProducts]:
+    """The products of a form with the classes that are tiled: those that products pass on walked in steps, and, where
+    registers may hold one of them, that one whole; nothing if it has none."""
+    found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
+    if not found:
+        return
+    tiled = dict.fromkeys(
+        max(side, key=lambda x: hints.estimate(x.extent)) for s in found.values() for side in s
+    )
+    passed = {a for s in found.values() for side in s[:2] for a in side} & {
+        a for s in found.values() for a in s[2]
+    }
+    passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
+    held = [n for a in tiled if a not in passed and (n := most.get(a, 0)) > GPU_MATMUL.max_untiled_extent]
+    whole = [GPU_MATMUL.max_untiled_extent]
+    if passed and held and min(held) <= GPU_MATMUL.max_held_extent:
+        whole.append(
+            GPU_MATMUL.max_held_extent
+        )  # beside scores, nothing is computed again for the rest of it
+    for extent in whole:
+        streamed, fixed = _streamed(shape, tiled, most, passed, extent)
+        grid = tuple(a for a in shape.grid if a in tiled)
+        yield BlockProducts(form, grid, tuple(tiled), streamed, fixed, tuple(found), target.singles)
 
 
 def _further_ahead(model: BlockModel, seconds: float, same: Sequence[ProductBlocks]) -> ProductBlocks:
@@ -263,14 +289,14 @@ def _streamed(
 
 
 def _legal(
-    known: BlockProducts, grid: BlockGrid, limits: TileLimits, target: Target
+    known: BlockProducts, grid: BlockGrid, limits: TileLimits, target: Target, *, packed: bool = False
 ) -> NDArray[np.bool_] | None:
-    """Which candidates fit shared memory, and registers as well as any do; None if none does."""
+    """Which candidates fit shared memory, and registers (see `registers`) as well as any do; None if none does."""
     shared = target.level(MemoryKind.SHARED)
     fit = grid.may if shared is None else grid.may & (shared_bytes(known, grid) <= shared.capacity)
     if not fit.any():
         return None
-    held = np.broadcast_to(registers(known, grid, target), fit.shape)
+    held = np.broadcast_to(registers(known, grid, target, packed=packed), fit.shape)
     room = min(GPU_MATMUL.max_registers, target.vector_registers)
     split = any(s.split for s in made_products(known, grid.tiles))
     limit = max(2 * room if split else room, int(held[fit].min()))

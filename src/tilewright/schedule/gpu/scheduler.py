@@ -24,7 +24,7 @@ from .cost import block_seconds
 from .matmul_cost import matmul_seconds, matmul_tiles
 from .proposals import proposals
 from .shared_memory import fit_shared_memory
-from .specialised import specialised_proposals
+from .specialised import other_block_proposals, specialised_proposals
 from .windows import is_written_out, window_proposals, window_seconds
 
 
@@ -63,6 +63,10 @@ class BlockScheduler:
     def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:
         """Of loops over keys, on machines whose warp groups multiply."""
         return specialised_proposals(found, by)
+
+    def other_blocks(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+        """Of loops with products that are no plain ones."""
+        return other_block_proposals(found, by)
 
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Registers and shared memory of products of blocks."""

@@ -1,4 +1,5 @@
-"""Schedules that are proposed for a loop over keys: the usual one with its warps specialised, for a clock to decide."""
+"""Schedules that are proposed for loops with products of blocks, for a clock to decide: the usual one with its warps
+specialised, and the same form in other blocks, of which the model knows less than of plain products."""
 
 from __future__ import annotations
 
@@ -6,18 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.errors import IllegalSchedule
+from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.specialise.plan import STRIP_ROWS, WARPS_PER_STRIP
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
-from tilewright.tuning.search_limits import SPECIALISED
+from tilewright.tuning.search_limits import OTHER_BLOCKS, SPECIALISED
 
+from .block_shape import shape_of
+from .blocks import schedule_of_blocks
 from .capacity import check_capacity
+from .matmul import TileLimits, other_blocks
+from .matmul_cost import plain_product
 
 
 def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
@@ -40,6 +47,37 @@ def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]
         best = next(legal, None)
         made += [] if best is None else [replace(found, schedule=best)]
     return made
+
+
+def other_block_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
+    """The same form in other blocks, the fastest by the model first; none of a plain product, which has proposals of
+    its own, or without a loop."""
+    target, hints, usual = by.target, by.hints, found.schedule
+    if usual.memory.warp_specialised or plain_product(by.take("merge_sides", found.form)) is not None:
+        return ()
+    form = drop_implied(found.form)
+    shape = shape_of(form, hints)
+    most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
+    blocks = other_blocks(form, shape, TileLimits(most, listed_tiles(found.form)), target, hints)
+    made: list[Solution] = []
+    for seconds, c in blocks:
+        if seconds > OTHER_BLOCKS.max_modelled_ratio * blocks[0][0] or len(made) == OTHER_BLOCKS.max_kept:
+            break
+        plain = schedule_of_blocks(form, shape, c, most, multiplied=True)
+        own, schedule = by.completed(found.form, plain.changed(descriptors=usual.memory.descriptors))
+        looped = any(p.role is Role.STREAMED for p in schedule.tiling.classes)
+        if own == found.form and looped and schedule.tiling != usual.tiling and _fits(own, schedule, target):
+            made.append(Solution(replace(schedule, form_steps=usual.form_steps), own, seconds, found.rows))
+    return made
+
+
+def _fits(form: Form, schedule: Schedule, target: Target) -> bool:
+    try:
+        check_roles(form, schedule)
+        check_capacity(form, schedule, target)
+    except IllegalSchedule:
+        return False
+    return True
 
 
 def _with_slots(schedule: Schedule, keys: int) -> Iterator[Schedule]:

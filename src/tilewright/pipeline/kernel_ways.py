@@ -1,4 +1,5 @@
-"""Kernels of loops over keys whose warps have different work, where a clock finds them faster than the usual text."""
+"""Kernels of loops with products, in other blocks or with warps that have different work, where a clock finds them
+faster than under the schedule that the model prefers."""
 
 from __future__ import annotations
 
@@ -26,35 +27,35 @@ from .trial import told
 
 LOG = logging.getLogger("tilewright")
 
-KIND = "warps"
+KIND = "way"
 """The name of these decisions."""
 USUAL = ""
-"""Stands for a schedule where none for specialised warps is faster."""
+"""Stands for a schedule where no other one is faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class SpecialisedWay:
-    """A graph of which one kernel, known by its key, has specialised warps."""
+class KernelWay:
+    """A graph of which one kernel, known by its key, has another schedule."""
 
     key: str
     schedule: Schedule
     contestant: ReplayContestant
 
 
-def specialised_ways(graph: Graph, builder: KernelBuilder) -> Iterator[SpecialisedWay]:
-    """A graph whose ops have the numbers of their kernels, in the ways in which one kernel of it has specialised
-    warps."""
-    count = len(_specialised(partition(graph, builder.solver.price, builder.hints), builder))
+def other_ways(graph: Graph, builder: KernelBuilder) -> Iterator[KernelWay]:
+    """A graph whose ops have the numbers of their kernels, in the ways in which one kernel of it has another
+    schedule."""
+    count = len(_others(partition(graph, builder.solver.price, builder.hints), builder))
     for number in range(count):
         # A contestant has kernels of its own.
         cover = partition(graph, builder.solver.price, builder.hints)
-        kernel, solution = _specialised(cover, builder)[number]
+        kernel, solution = _others(cover, builder)[number]
         contestant = ReplayContestant(cover, {kernel: solution.schedule})
-        yield SpecialisedWay(kernel_key(kernel, cover.layouts), solution.schedule, contestant)
+        yield KernelWay(kernel_key(kernel, cover.layouts), solution.schedule, contestant)
 
 
 def fastest_schedules(
-    usual_seconds: float, timed: Sequence[tuple[SpecialisedWay, float | None]], what: str
+    usual_seconds: float, timed: Sequence[tuple[KernelWay, float | None]], what: str
 ) -> dict[str, Entry]:
     """By the keys of kernels of a graph that is told as `what`, the schedule with which the graph takes the least time:
     its usual one, unless another is clearly faster."""
@@ -68,15 +69,15 @@ def fastest_schedules(
     return found
 
 
-def _specialised(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Solution]]:
-    """The kernels of a cover under each of their schedules for specialised warps, if these are wanted."""
-    if not builder.solver.options.specialise_warps:
-        return []
+def _others(cover: Cover, builder: KernelBuilder) -> list[tuple[Kernel, Solution]]:
+    """The kernels of a cover under each of their other schedules; those for specialised warps if these are wanted."""
+    solver, warps = builder.solver, builder.solver.options.specialise_warps
     found: list[tuple[Kernel, Solution]] = []
     for step in cover.steps:
         if isinstance(step, Kernel) and not step.over and not step.lines and has_known_sizes(step):
             try:
-                found += [(step, s) for s in builder.solver.specialised(step, cover.layouts)]
+                special = solver.specialised(step, cover.layouts) if warps else ()
+                found += [(step, s) for s in (*special, *solver.other_blocks(step, cover.layouts))]
             except IllegalSchedule:
                 continue
     return found
@@ -87,12 +88,12 @@ def has_known_sizes(of: Kernel | Region) -> bool:
     return all(dims.static(n) is not None for v in (*of.inputs, *of.outputs) for n in v.shape)
 
 
-def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:
-    """Tell the solver of the `builder` for which kernels of a cover specialised warps are faster: as a clock says now,
-    or has said before on such a device."""
+def choose_ways(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:
+    """Tell the solver of the `builder` for which kernels of a cover another schedule is faster: as a clock says now, or
+    has said before on such a device."""
     solver, seconds = builder.solver, _seconds(builder)
     verdicts = verdicts_of(builder, where, stored=seconds > 0)
-    tasks = {kernel_key(k, cover.layouts): k for k, _ in _specialised(cover, builder)}
+    tasks = {kernel_key(k, cover.layouts): k for k, _ in _others(cover, builder)}
     known = {key: entry for key in tasks if (entry := verdicts.get(key)) is not None}
     left = {key: _alone(k, cover) for key, k in tasks.items() if key not in known}
     if left and builder.tuned.seconds(seconds) > 0:
@@ -114,7 +115,7 @@ def choose_warps(cover: Cover, builder: KernelBuilder, device: str, clock: Clock
 
 
 def verdicts_of(builder: KernelBuilder, where: str, *, stored: bool) -> Verdicts:
-    """What is known of kernels that may have specialised warps."""
+    """What is known of kernels that may have other schedules."""
     return Verdicts(KIND, builder.decisions, builder.tuned, where, stored)
 
 
@@ -135,7 +136,7 @@ def _timed(
     graphs: dict[str, Graph], builder: KernelBuilder, trial: ReplayTrial, verdicts: Verdicts
 ) -> dict[str, Entry]:
     """By key, what a clock says of kernels."""
-    ways = {key: list(specialised_ways(graph, builder)) for key, graph in graphs.items()}
+    ways = {key: list(other_ways(graph, builder)) for key, graph in graphs.items()}
     usual = {
         key: ReplayContestant(partition(g, builder.solver.price, builder.hints)) for key, g in graphs.items()
     }
@@ -152,8 +153,8 @@ def _timed(
 
 
 def keep_schedules(found: dict[str, Entry], verdicts: Verdicts) -> None:
-    """Keep what a clock said, for `choose_warps`."""
+    """Keep what a clock said, for `choose_ways`."""
     for key, entry in found.items():
         verdicts.put(key, entry)
         seconds, usual = (1e6 * float(str(entry[name])) for name in ("seconds", "usual_seconds"))
-        LOG.info("%s: %.3g us, %.3g us with usual warps", entry["what"], seconds, usual)
+        LOG.info("%s: %.3g us, %.3g us as the model prefers", entry["what"], seconds, usual)

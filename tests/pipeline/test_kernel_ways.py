@@ -21,15 +21,15 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
-from tilewright.pipeline.phases import PHASES
-from tilewright.pipeline.region_kernels import _is_near
-from tilewright.pipeline.specialised_warps import (
-    choose_warps,
+from tilewright.pipeline.kernel_ways import (
+    choose_ways,
     fastest_schedules,
     keep_schedules,
-    specialised_ways,
+    other_ways,
     verdicts_of,
 )
+from tilewright.pipeline.phases import PHASES
+from tilewright.pipeline.region_kernels import _is_near
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore
@@ -85,7 +85,7 @@ def scheduled(made: KernelBuilder, cover: Cover) -> Scheduled:
 def test_the_clock_decides(times: tuple[float, float], taken: bool) -> None:
     made = builder(Options())
     cover = cover_of(made)
-    choose_warps(cover, made, "cpu", clock_of(*times), "here")
+    choose_ways(cover, made, "cpu", clock_of(*times), "here")
     assert ("min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)) == taken
 
 
@@ -94,10 +94,10 @@ def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
     options = Options()
     store = ContentStore(tmp_path)
     first = builder(options, store)
-    choose_warps(cover_of(first), first, "cpu", clock_of(*times), "here")
+    choose_ways(cover_of(first), first, "cpu", clock_of(*times), "here")
     again = builder(options, store)
     cover = cover_of(again)
-    choose_warps(cover, again, "cpu", clock_of(), "here")
+    choose_ways(cover, again, "cpu", clock_of(), "here")
     assert ("min_bytes_per_task=1048576" in str(scheduled(again, cover).schedule)) == (times[1] < 1)
     with pytest.raises(StopIteration):
         clock_of()(lambda: None)
@@ -106,15 +106,15 @@ def test_it_is_asked_once(times: tuple[float, float], tmp_path: Path) -> None:
 def test_without_time_nothing_is_asked() -> None:
     made = builder(Options(tune_seconds=0))
     cover = cover_of(made)
-    choose_warps(cover, made, "cpu", clock_of(), "here")
+    choose_ways(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
 def test_who_does_not_ask_for_them_has_none() -> None:
     made = builder(Options(specialise_warps=False))
     cover = cover_of(made)
-    assert not list(specialised_ways(cover.graph, made))
-    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert not list(other_ways(cover.graph, made))
+    choose_ways(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
@@ -122,20 +122,20 @@ def test_each_kernel_of_a_region_has_the_schedule_that_is_fastest() -> None:
     """All ways of the region were timed beside its usual one, each with one other kernel."""
     made = builder(Options())
     cover = cover_of(made)
-    (way,) = specialised_ways(cover.graph, made)
+    (way,) = other_ways(cover.graph, made)
     slow, other = replace(way, schedule=way.schedule.changed(warps=2)), replace(way, key="other")
     found = fastest_schedules(1.0, [(way, 0.6), (slow, 0.7), (other, 0.995)], "a region")
     assert found[way.key]["schedule"] == str(way.schedule) and found[way.key]["seconds"] == 0.6
     assert found["other"]["schedule"] == "" and found["other"]["usual_seconds"] == 1.0
     keep_schedules(found, verdicts_of(made, "here", stored=True))
-    choose_warps(cover, made, "cpu", clock_of(), "here")
+    choose_ways(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes_per_task=1048576" in str(scheduled(made, cover).schedule)
 
 
 def test_what_is_not_built_is_not_preferred_any_more() -> None:
     made = builder(Options())
     cover = cover_of(made)
-    choose_warps(cover, made, "cpu", clock_of(1.0, 0.7), "here")
+    choose_ways(cover, made, "cpu", clock_of(1.0, 0.7), "here")
     (kernel,) = (s for s in cover.steps if isinstance(s, Kernel))
     assert made.solver.forget_preferred(kernel) and not made.solver.forget_preferred(kernel)
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
@@ -144,8 +144,8 @@ def test_what_is_not_built_is_not_preferred_any_more() -> None:
 def test_sizes_that_are_not_known_are_left() -> None:
     made = builder(Options())
     cover = cover_of(made, (0,))
-    assert not list(specialised_ways(cover.graph, made))
-    choose_warps(cover, made, "cpu", clock_of(), "here")
+    assert not list(other_ways(cover.graph, made))
+    choose_ways(cover, made, "cpu", clock_of(), "here")
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
