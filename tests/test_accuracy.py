@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 from torch.utils._pytree import tree_leaves
 
 from tilewright.accuracy import (
@@ -401,3 +402,30 @@ def test_tied_weights_stay_tied_and_integers_stay_integers(lock: bool) -> None:
     w = module.first.weight.detach().double()
     assert torch.allclose(got, x.double() @ w.T @ w.T * module.scale.double(), rtol=1e-14)
     assert module.calls.dtype == torch.int64 and int(module.calls) == int(lock)  # uncopied modules see writes
+
+
+class Branching(nn.Module):
+    """A branch and a loop that cast to singles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = torch.cond(x.sum() > 0, lambda t: self.linear(t).float() / 3, lambda t: t.float() / 7, (x,))
+        _, grown = while_loop(
+            lambda i, a: i < 4, lambda i, a: (i + 1, (a / 3).float() + 1), (torch.tensor(0), x)
+        )
+        return chosen, grown
+
+
+def test_float64_reaches_into_branches_and_loops() -> None:
+    model, x = Branching(), torch.randn(4, 6).abs()
+    chosen, grown = in_float64(model)(x)
+    wide, wanted = x.double(), x.double()
+    for _ in range(4):
+        wanted = wanted / 3 + 1
+    weight, bias = model.linear.weight.double(), model.linear.bias.double()
+    torch.testing.assert_close(chosen, (wide @ weight.T + bias) / 3, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(grown, wanted, rtol=1e-14, atol=1e-15)
+    assert chosen.dtype == grown.dtype == torch.float64

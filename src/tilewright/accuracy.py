@@ -26,10 +26,12 @@ import copy
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -397,12 +399,20 @@ class _WideCalls(TorchFunctionMode):
         return _WITHOUT_FLOAT64.get(func, func)(*args, **(kwargs or {}))
 
 
+def _run_in(mode: TorchDispatchMode, function: Callable[..., object], *args: object) -> object:
+    with mode:
+        return function(*args)
+
+
 class _Wide(TorchDispatchMode):
-    """Runs every op on float64 in place of narrower floats: arguments, requested dtypes and results."""
+    """Runs every op on float64 in place of narrower floats: arguments, requested dtypes and results; and what loops
+    and branches of a program run."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,  # pyright: ignore[reportPrivateUsage]
+        func: torch._ops.OperatorBase,  # pyright: ignore[reportPrivateUsage]
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
@@ -415,11 +425,12 @@ class _Wide(TorchDispatchMode):
             if isinstance(x, Tensor) and x.dtype.is_floating_point and x.dtype != torch.float64:
                 narrow.append((x, x.double()))
                 return narrow[-1][1]
-            return x
+            # A mode is off while it handles an op: the functions that a loop or a branch takes run in it again.
+            return partial(_run_in, self, x) if callable(x) and isinstance(func, HigherOrderOperator) else x
 
         wide_args, wide_kwargs = tree_map(widen, args), tree_map(widen, kwargs or {})
         result = func(*wide_args, **wide_kwargs)
-        if func._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
             for original, wide in narrow:
                 original.copy_(wide)
         return tree_map(widen, result)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,19 @@ def test_one_of_everything() -> None:
     assert not found, found
     with pytest.raises(InputError, match=r"a size is 65, outside its range 1 \.\. 64"):
         ready(*draw(65, 1, 1))
+
+
+def test_one_of_a_program_from_a_file(tmp_path: Path) -> None:
+    """Torch reads a size with its author's range, asks while it traces whether it is 1, and guards that."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
+    program = torch.export.export(model, (torch.randn(4, 6),), dynamic_shapes=({0: BATCH},))
+    torch.export.save(program, path := tmp_path / "model.pt2")
+    ready = tilewright.compile(str(path))
+    for rows in (1, 4, 64):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(ready(x), model(x))
+    with pytest.raises(InputError, match=r"65, outside its range 1 \.\. 64"):
+        ready(torch.randn(65, 6))
 
 
 def test_none_at_all() -> None:

@@ -267,6 +267,23 @@ def test_a_kernel_stores_a_line_where_data_say(program: Callable[..., Tensor]) -
     assert torch.equal(given[0], cache)
 
 
+@pytest.mark.parametrize("sizes", [(3, 4), (5, 3, 1, 4), (2, 1, 4)])
+def test_what_is_no_line_is_refused(sizes: tuple[int, ...]) -> None:
+    """Torch's fake kernels take it, eager does not."""
+
+    def put(c: Tensor, at: Tensor, k: Tensor) -> Tensor:
+        c[:, at] = k
+        return c.sum(1)
+
+    torch.compiler.reset()
+    compiled, cache = torch.compile(put, backend="tilewright"), T(3, 8, 4)
+    before = cache.clone()
+    for run in (put, compiled):
+        with pytest.raises(RuntimeError, match="shape mismatch: value tensor"):
+            run(cache, torch.tensor([2]), T(*sizes))
+        assert torch.equal(cache, before)
+
+
 def test_lines_are_checked_where_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
     for name in ("a line: put_line", "a line of a turned tensor", "a line: two_lines"):

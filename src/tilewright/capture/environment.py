@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import sympy
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tilewright.ir.expr import Expr, call
 from tilewright.ir.sizes import dims
@@ -20,11 +22,27 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr, ...]:
-    """What a trace assumed of its sizes, which are in `ranges`, as expressions that must be true."""
+    """What a trace assumed of its sizes, which are in `ranges`, as expressions that must be true.
+
+    A trace takes each free size for more than 1, and an exported program, which has `ranges`, is run at whatever its
+    author allows: what holds for all sizes from 2 on is none of its conditions. (Where a program comes from a file,
+    torch asks whether a size that may be 1 is 1, and guards the answer.)
+    """
     if env is None:
         return ()
     symbols = Symbols(env, guarded=False, ranges=ranges)
-    return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
+    asked = [g.expr for g in env.guards if ranges is None or not _is_true_from_two_on(g.expr, ranges)]
+    return tuple(symbols.expr(torch.SymBool(SymNode(e, env, bool, True))) for e in asked)
+
+
+def _is_true_from_two_on(fact: sympy.Basic, ranges: Ranges) -> bool:
+    from_two: dict[sympy.Symbol, ValueRanges[sympy.Expr]] = {}
+    for size in fact.atoms(sympy.Symbol):
+        known = ranges.get(size)
+        if known is None or known.upper < 2:
+            return False
+        from_two[size] = ValueRanges(sympy.Max(known.lower, 2), known.upper)
+    return bound_sympy(fact, from_two).lower is sympy.true  # pyright: ignore[reportArgumentType]
 
 
 def lengths(gm: fx.GraphModule) -> tuple[Expr, ...]:

@@ -79,7 +79,18 @@ def _is_one_line(line: LineAt, inputs: Sequence[Value]) -> bool:
         and source.dtype is whole.dtype
         and line.dim < len(whole.shape)
         and 0 not in (line.index, line.source)
+        and _fits(source, whole, line.dim, drops=line.signed and not index.shape)
     )
+
+
+def _fits(source: Value, whole: Value, dim: int, *, drops: bool) -> bool:
+    """Whether `source` is broadcast to one line of `whole` along `dim`, which the line lacks if it `drops` it. Torch's
+    fake kernels take other shapes as well; the op itself refuses them."""
+    line = [dims.ONE if d == dim else n for d, n in enumerate(whole.shape) if not (drops and d == dim)]
+    if len(source.shape) > len(line):
+        return False
+    shown = line[len(line) - len(source.shape) :]
+    return all(n is dims.ONE or dims.equal(n, m) for n, m in zip(source.shape, shown, strict=True))
 
 
 def over_first(function: object) -> OverFirst | None:
