@@ -151,7 +151,7 @@ def test_sizes_that_are_not_known_are_left() -> None:
 
 def test_the_phase_stands_before_kernels_are_built() -> None:
     names = [phase.name for phase in PHASES]
-    assert names.index("partition") < names.index("warps") < names.index("kernels")
+    assert names.index("partition") < names.index("ways") < names.index("kernels")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ ENTRIES: Mapping[str, Mapping[str, object]] = {
         "parts": 2, "operands": "as they lie", "seconds": 1.5e-5, "library_seconds": 2e-5,
     },
     "attention": {"kernels": False, "seconds": 3e-5, "library_seconds": 2e-5},
-    "warps": {"schedule": "", "seconds": 1e-3, "usual_seconds": 1e-3},
+    "way": {"schedule": "", "seconds": 1e-3, "usual_seconds": 1e-3},
     "cover": {"seconds": [1e-3, 2e-3]},
     "call": {"fastest": "own", "seconds": {"own": 1e-3, "plain": 2e-3}},
     "convolution": {"seconds": None},

@@ -110,7 +110,8 @@ def registers(known: BlockProducts, c: SomeBlocks, target: Target, *, packed: bo
     for read, axes in _beside(known.form, known.sums):
         size = _volume(tiles, axes)
         narrowed = packed and not set(axes) & set(known.streamed)
-        held = size * read.dtype.bytes / f32.bytes if narrowed else size
+        stored = known.form.params[read.value].dtype if isinstance(read.value, int) else read.dtype
+        held = size * stored.bytes / f32.bytes if narrowed else size
         elements = elements + where(size >= CONTRACTION.min_block_side**2, held, 0)
     share = elements / threads
     return (int(share) if isinstance(share, float) else share.astype(np.int64)) + GPU_MATMUL.other_registers
