@@ -87,9 +87,9 @@ def test_candidates_cost_no_call_each(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(name: str) -> None:
         plain = getattr(matmul, name)
 
-        def counted(*given: Any) -> Any:
+        def counted(*given: Any, **flags: Any) -> Any:
             calls[name] += 1
-            return plain(*given)
+            return plain(*given, **flags)
 
         monkeypatch.setattr(matmul, name, counted)
 
