@@ -45,11 +45,12 @@ class KernelWay:
 def other_ways(graph: Graph, builder: KernelBuilder) -> Iterator[KernelWay]:
     """A graph whose ops have the numbers of their kernels, in the ways in which one kernel of it has another
     schedule."""
-    count = len(_others(partition(graph, builder.solver.price, builder.hints), builder))
-    for number in range(count):
+    first = partition(graph, builder.solver.price, builder.hints)
+    for like, solution in _others(first, builder):
         # A contestant has kernels of its own.
         cover = partition(graph, builder.solver.price, builder.hints)
-        kernel, solution = _others(cover, builder)[number]
+        kernel = cover.steps[first.steps.index(like)]
+        assert isinstance(kernel, Kernel), "equal graphs have equal covers"
         contestant = ReplayContestant(cover, {kernel: solution.schedule})
         yield KernelWay(kernel_key(kernel, cover.layouts), solution.schedule, contestant)
 

@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from tests.support.tile_programs import elementwise
+from tests.support.tile_programs import Vars, elementwise
 
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import axis, integer
-from tilewright.ir.program import Load, Loop, Stmt, Store, TileProgram, rewrite_body
+from tilewright.ir.expr import Axis, axis, call, integer
+from tilewright.ir.program import (
+    Buffer,
+    Collapse,
+    Compute,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    rewrite_body,
+    value_of,
+)
+from tilewright.ir.reduction import sum_
 from tilewright.ir.selection import ElementRun
 from tilewright.ir.sizes import dims
 from tilewright.lower.legalise.gpu import legalise_for_gpu
+from tilewright.runtime.cuda.kernels import usual
 from tilewright.target import preset
 
 GPU = preset("sm_90")
@@ -62,3 +76,45 @@ def test_the_interpreter_ignores_them() -> None:
         run_program(legalise_for_gpu(program, GPU), given), run_program(program, given), strict=True
     ):
         np.testing.assert_array_equal(have, want)
+
+
+def weighted(rows: int, columns: int) -> TileProgram:
+    """y[r, c] = x[r, c] w[c] in blocks of both, with copies of w for all threads."""
+    r, c, var = Axis("r", integer(rows)), Axis("c", integer(columns)), Vars()
+    whole, line = dims.mul(r.extent, c.extent), c.extent
+    x, w, y = Buffer("x", f32, whole), Buffer("w", f32, line), Buffer("y", f32, whole)
+    at = dims.add(dims.mul(axis(r), line), axis(c))
+    a, b, product = var(f32, r, c), var(f32, c), var(f32, r, c)
+    body = (
+        Load(a, x, at),
+        Load(b, w, axis(c)),
+        Compute(product, call("mul", value_of(a), value_of(b))),
+        Store(y, at, value_of(product), (r, c)),
+    )
+    inner = Loop(c, dims.ZERO, c.extent, columns, body)
+    outer = Loop(r, dims.ZERO, r.extent, rows, (inner,))
+    return TileProgram((x, w, y), (), (outer,), lane=c, own_copies=True)
+
+
+def test_each_thread_loads_what_lies_along_the_lane() -> None:
+    program = weighted(4, 32)
+    made = legalise_for_gpu(program, GPU)
+    x, w = (s for s in made.statements() if isinstance(s, Load))
+    assert not x.copied and w.copied == (program.loops()[0].axis,)
+    assert "tl.load(p1 + tl.broadcast_to(" in emit_triton(made, (), usual(made)[0], "k0").text
+    given = [np.arange(128.0, dtype=np.float32), np.arange(32.0, dtype=np.float32), None]
+    np.testing.assert_array_equal(*(run_program(p, given, {})[-1] for p in (program, made)))
+    others = legalise_for_gpu(replace(program, own_copies=False), GPU).statements()
+    assert not any(s.copied for s in others if isinstance(s, Load))
+
+
+def test_where_lanes_are_merged_nothing_is_copied() -> None:
+    """A sum over copies would count an element more than once."""
+    program = weighted(4, 32)
+    outer, inner = program.loops()
+    product = next(s.var for s in program.statements() if isinstance(s, Compute))
+    total = replace(product, id=product.id + 1, axes=(inner.axis,))
+    merged = Collapse((total,), (product,), sum_(f32), (outer.axis,))
+    body = (replace(outer, body=(replace(inner, body=(*inner.body[:-1], merged)),)),)
+    made = legalise_for_gpu(replace(program, body=body), GPU).statements()
+    assert not any(s.copied for s in made if isinstance(s, Load))

@@ -11,12 +11,17 @@ from tilewright.errors import VerifyError
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import (
+    Branch,
+    Compute,
+    Declare,
     Dot,
     Load,
     Loop,
+    Nest,
     Stmt,
     Store,
     TileProgram,
+    Update,
     Var,
     is_binding,
     rewrite_body,
@@ -37,6 +42,10 @@ from .stores import with_stores_last
 
 MIN_DOT_EXTENT = 16
 """Elements that each side of a block on a matrix unit has at least."""
+
+ALONG_ELEMENTS = (Load, Store, Compute, Declare, Update, Loop, Nest, Branch)
+"""Statements that mean the same for a block that has an element more than once; a merge of lanes would count it
+twice."""
 
 
 def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
@@ -68,7 +77,8 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     sides = {v.id for s in made.statements() if isinstance(s, Dot) for v in (s.a, s.b)}
     # Of what products make the matrix unit says how it lies in registers; other blocks lie as they are stored.
     body = tell_runs(load_once(made.body, tiles, sides), tiles, interleave=bool(sides))
-    body = copy_for_threads(body, tiles, made.lane) if made.own_copies else body
+    own = made.own_copies and all(isinstance(s, ALONG_ELEMENTS) for s in made.statements())
+    body = copy_for_threads(body, tiles, made.lane) if own else body
     body = share_addresses(body, target.offset_bytes)
     made = replace(made, body=keep_last_steps(body), odd_steps=has_odd_steps(program))
     early = "none" if made.warp_specialised else target.early_launch

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tilewright.analysis.contraction import product_sides
 from tilewright.errors import IllegalSchedule
 from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.wide_sums import with_wide_sums
@@ -53,7 +54,10 @@ def other_block_proposals(found: Solution, by: Comparison) -> Sequence[Solution]
     """The same form in other blocks, the fastest by the model first; none of a plain product, which has proposals of
     its own, or without a loop."""
     target, hints, usual = by.target, by.hints, found.schedule
-    if usual.memory.warp_specialised or plain_product(by.take("merge_sides", found.form)) is not None:
+    multiplies = any(product_sides(i) is not None for i in found.form.folds.values())
+    if not multiplies or usual.memory.warp_specialised:
+        return ()
+    if plain_product(by.take("merge_sides", found.form)) is not None:
         return ()
     form = drop_implied(found.form)
     shape = shape_of(form, hints)
