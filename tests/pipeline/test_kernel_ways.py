@@ -110,6 +110,28 @@ def test_without_time_nothing_is_asked() -> None:
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
+@pytest.mark.parametrize(("seconds", "asked"), [(1.0, 3), (0.5, 2)], ids=["all", "the first"])
+def test_as_many_are_timed_as_there_is_time_to_build(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, asked: int
+) -> None:
+    """Two other ways, and two cores that build a kernel in a second each."""
+
+    def two(self: VectorScheduler, found: Solution, by: Comparison) -> Sequence[Solution]:
+        return [*proposed(self, found, by)] * 2
+
+    monkeypatch.setattr(VectorScheduler, "specialised", two)
+    monkeypatch.setattr("tilewright.pipeline.kernel_ways.usable_cores", lambda: 2)
+    made = builder(Options(tune_seconds=seconds))
+    calls: list[None] = []
+
+    def clock(run: Callable[[], object]) -> float:
+        calls.append(None)
+        return 1.0
+
+    choose_ways(cover_of(made), made, "cpu", clock, "here")
+    assert len(calls) == asked
+
+
 def test_who_does_not_ask_for_them_has_none() -> None:
     made = builder(Options(specialise_warps=False))
     cover = cover_of(made)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from tilewright.errors import IllegalSchedule, warn_once
 from tilewright.ir.graph import Graph
@@ -14,6 +15,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
 from tilewright.partition.regions import Region
+from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
@@ -136,8 +138,10 @@ def _alone(kernel: Kernel, cover: Cover) -> Graph:
 def _timed(
     graphs: dict[str, Graph], builder: KernelBuilder, trial: ReplayTrial, verdicts: Verdicts
 ) -> dict[str, Entry]:
-    """By key, what a clock says of kernels."""
-    ways = {key: list(other_ways(graph, builder)) for key, graph in graphs.items()}
+    """By key, what a clock says of kernels: of each as many ways, the first of them, as there is time to build."""
+    builds = int(builder.tuned.seconds(_seconds(builder)) * usable_cores() * PRODUCTS.builds_per_core_second)
+    most = max(1, builds // len(graphs))
+    ways = {key: list(islice(other_ways(graph, builder), most)) for key, graph in graphs.items()}
     usual = {
         key: ReplayContestant(partition(g, builder.solver.price, builder.hints)) for key, g in graphs.items()
     }
