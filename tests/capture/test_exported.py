@@ -70,6 +70,34 @@ def test_one_of_a_program_from_a_file(tmp_path: Path) -> None:
         ready(torch.randn(65, 6))
 
 
+SQUEEZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a dim": lambda x: x.squeeze(0) * 2,
+    "dims": lambda x: x.squeeze((0, 1)) * 2,
+    "all": lambda x: x.squeeze() * 2,
+    "in the middle": lambda x: x.transpose(0, 1).squeeze(1).sum(0),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_one_of_what_is_squeezed(name: str, tmp_path: Path) -> None:
+    """With 1 the dim would go: results would have other shapes than those of the graph."""
+    run = SQUEEZED[name]
+    program = torch.export.export(Module(run), (torch.randn(4, 3, 5),), dynamic_shapes=(({0: BATCH},),))
+    torch.export.save(program, path := tmp_path / "model.pt2")
+    for ready in (tilewright.compile(program), tilewright.compile(str(path))):
+        x = torch.randn(3, 3, 5)
+        torch.testing.assert_close(ready(x), run(x))
+        with pytest.raises(InputError, match="the sizes do not fulfil"):
+            ready(x[:1])
+
+
+def test_a_squeeze_of_what_is_never_one() -> None:
+    ready = compiled(lambda x: x.squeeze(1).squeeze(0), [torch.randn(4, 1, 5)], [{0: Dim("rows", min=2)}])
+    for rows in (2, 5):
+        x = torch.randn(rows, 1, 5)
+        torch.testing.assert_close(ready(x), x[:, 0])
+
+
 def test_none_at_all() -> None:
     def norm(x: Tensor) -> tuple[Tensor, Tensor]:
         return x / (x.square().sum(-1, keepdim=True) + 1), x.sum(0)

@@ -25,8 +25,8 @@ def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr
     """What a trace assumed of its sizes, which are in `ranges`, as expressions that must be true.
 
     A trace takes each free size for more than 1, and an exported program, which has `ranges`, is run at whatever its
-    author allows: what holds for all sizes from 2 on is none of its conditions. (Where a program comes from a file,
-    torch asks whether a size that may be 1 is 1, and guards the answer.)
+    author allows: what holds for all sizes from 2 on is none of its conditions, except as `unsqueezed` says. (Where a
+    program comes from a file, torch asks whether a size that may be 1 is 1, and guards the answer.)
     """
     if env is None:
         return ()
@@ -43,6 +43,24 @@ def _is_true_from_two_on(fact: sympy.Basic, ranges: Ranges) -> bool:
             return False
         from_two[size] = ValueRanges(sympy.Max(known.lower, 2), known.upper)
     return bound_sympy(fact, from_two).lower is sympy.true  # pyright: ignore[reportArgumentType]
+
+
+aten = torch.ops.aten
+_SQUEEZES = (aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default)
+
+
+def unsqueezed(gm: fx.GraphModule, ranges: Ranges) -> tuple[Expr, ...]:
+    """That no size, of those in `ranges`, is 1 where a squeeze kept its dim: the results would have other shapes."""
+    symbols, found = Symbols(shape_env(gm), guarded=False, ranges=ranges), dict[Expr, None]()
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    for node in (n for graph in graphs for n in graph.nodes if n.target in _SQUEEZES):
+        of, *over = node.args
+        shape = of.meta["val"].shape
+        asked = over[0] if over else range(len(shape))
+        for n in [shape[d] for d in ([asked] if isinstance(asked, int) else asked)] if shape else ():
+            if isinstance(n, torch.SymInt) and not free_unbacked_symbols(n):
+                found[symbols.expr(n)] = None
+    return tuple(call("ne", e, dims.ONE) for e in found if not dims.at_least(e, 2))
 
 
 def lengths(gm: fx.GraphModule) -> tuple[Expr, ...]:

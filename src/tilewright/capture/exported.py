@@ -23,7 +23,7 @@ from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .aten.retraced import retraced
-from .environment import conditions, shape_env
+from .environment import conditions, shape_env, unsqueezed
 from .loops.recurrent import recurrent_loops
 from .placement.dense_inputs import dense_inputs
 from .symbols import Ranges
@@ -119,7 +119,7 @@ def exported(program: ExportedProgram) -> Exported:
     written = {k: places[r] for k, r in enumerate(results) if k not in writes and r in places}
     # A trace takes every free size for more than 1; torch runs the program at whatever its author has allowed.
     ranges = _get_updated_range_constraints(gm, program.range_constraints)
-    needed = conditions(shape_env(gm), ranges)
+    needed = (*conditions(shape_env(gm), ranges), *unsqueezed(gm, ranges))
     return Exported(
         gm,
         weights,

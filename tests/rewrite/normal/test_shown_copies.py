@@ -29,3 +29,26 @@ def test_a_copy_and_what_shows_it(name: str) -> None:
     torch.testing.assert_close((made, shown), run(x))
     assert made.data_ptr() == shown.data_ptr()
     assert made.data_ptr() not in (x.data_ptr(), x[3].data_ptr())
+
+
+class Table(torch.nn.Module):
+    """Gives a copy of what it holds, and what shows the copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        copy = self.get_buffer("rows").t().contiguous()
+        return copy, copy.view(-1), x + 1
+
+
+def test_a_copy_of_a_constant() -> None:
+    module, x = Table(), torch.randn(2)
+    compiled = torch.compile(module, backend="tilewright", fullgraph=True, options={"freeze": True})
+    with torch.no_grad():
+        for _ in range(2):
+            made, shown, _ = compiled(x)
+            torch.testing.assert_close((made, shown), module(x)[:2])
+            made.zero_()
+            assert not shown.any()

@@ -16,7 +16,10 @@ from torch import Tensor
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp import EXACT, exact_random, run_graph
 from tilewright.interp.algebra import Array
+from tilewright.ir.expr import walk
+from tilewright.ir.program import Load, TileProgram, Update
 from tilewright.ir.schedule import Memory
+from tilewright.lower.legalise.gpu import block_axes, legalise_for_gpu
 from tilewright.options import Options
 from tilewright.schedule.gpu.block_memory import ProductBlocks
 from tilewright.schedule.gpu.windows import WindowWork
@@ -133,3 +136,33 @@ def test_what_lies_across_memory_takes_a_line_for_each_element() -> None:
     both = across.keys() & dense.keys()
     assert all(dense[name] <= across[name] for name in both)
     assert any(dense[name] < across[name] for name in both)
+
+
+def program_of(**changes: bool) -> TileProgram:
+    """The program of a 7 x 7 window, line by line, whose channels lie innermost in both operands; `changes` are fields
+    of its schedule."""
+    x, weight, bias = given((1, 32, 14, 14), 7)
+    weight = weight.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    graph = capture(windowed(1, 3), [x, weight, bias])
+    kernel, solver = one_kernel(graph), Solver(GPU, Options())
+    schedule = next(s.schedule for s in solver.proposals(kernel, graph.layouts) if not lines_at_once(s))
+    return solver.solve(kernel, graph.layouts, schedule.changed(**changes)).program
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_each_thread_loads_what_others_read_too(*, own: bool) -> None:
+    made = legalise_for_gpu(program_of(own_copies=own), GPU)
+    blocks, lane = {a for a, tile in block_axes(made).items() if tile > 1}, made.lane
+    loads = [s for s in made.statements() if isinstance(s, Load)]
+    shared = [s for s in loads if lane in s.var.axes and set(s.var.axes) < blocks]
+    assert shared and len(shared) < len(loads)
+    assert all({*s.var.axes, *s.copied} == blocks for s in shared) is own
+    assert not any(s.copied for s in loads if not own or s not in shared)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_terms_are_added_one_after_the_other(*, one_by_one: bool) -> None:
+    program = program_of(term_by_term=one_by_one)
+    sums = [e for s in program.statements() if isinstance(s, Update) for root in s.values for e in walk(root)]
+    nested = [e for e in sums if e.op == "add" and e.dtype.is_float and e.args[1].op == "add"]
+    assert any(e.op == "add" for e in sums) and bool(nested) is not one_by_one

@@ -7,7 +7,7 @@ layouts and in the origins, whose library calls must keep fitting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -352,11 +352,12 @@ def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = MODELS.max_fol
     """Ops that read only frozen tensors become frozen tensors, unless the result is larger than `limit` and
     its inputs.
 
-    Views and ops without inputs (which cost nothing to compute in place) stay; not what copies in its own kernel."""
-    constants, layouts = dict(graph.constants), dict(graph.layouts)
+    Views and ops without inputs (which cost nothing to compute in place) stay. What copies in a kernel of its own
+    folds, unless it is a result: other results may show its memory."""
+    constants, layouts, kept = dict(graph.constants), dict(graph.layouts), graph.kept()
     ops: list[Op] = []
     for op in graph.ops:
-        if not _foldable(op, constants, limit):
+        if _is_left(op, kept) or not _foldable(op, constants, limit):
             ops.append(op)
             continue
         results = evaluate(op, [constants[v] for v in op.inputs])
@@ -372,12 +373,15 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return Layout(tuple(integer(s) for s in tensor.stride()))
 
 
+def _is_left(op: Op, kept: Set[Value]) -> bool:
+    """Whether an op is a view of a tensor, or a copy that is a result."""
+    return op.expr is not None and op.expr.is_view() and (op.kernel < 0 or op.output in kept)
+
+
 def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
     if not op.inputs or not all(v in constants for v in op.inputs):
         return False
-    if (op.expr is not None and op.expr.is_view() and op.kernel < 0) or (
-        op.call is not None and not op.call.pure
-    ):
+    if op.call is not None and not op.call.pure:
         return False
     if symbols_in((op.expr, *((op.call.args, op.call.kwargs) if op.call is not None else ()))):
         return False  # a number that only a call tells is part of the result
