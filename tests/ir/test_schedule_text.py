@@ -43,7 +43,7 @@ EVERY = Schedule(
         4, (Sized(1, LARGE),), (Sized(0, const(True, bool_)), Sized(2, LARGE)), (0, 1), 64, True, True, True
     ),
     Math(True, ("exp2", "log2"), True, True, True, True),
-    LaunchConfig(4, 3, 1 << 10, 8),
+    LaunchConfig(4, 3, 1 << 10, 8, True),
 )
 """No field has its default."""
 

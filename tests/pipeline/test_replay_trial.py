@@ -19,9 +19,11 @@ from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import symbol
+from tilewright.ir.expr import Axis, axis, read, symbol
+from tilewright.ir.graph import Op
 from tilewright.ir.ops import contract, view
 from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
 from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition.cover import partition
@@ -106,6 +108,25 @@ def test_ways_are_run_beside_each_other() -> None:
     assert trial.fits([library])
     ((first, second),) = trial([[library, ours]])
     assert first is not None and second is not None
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_operands_that_are_made_once(*, turned: bool) -> None:
+    """w @ x, and w' @ x where w' is w turned around; of what is made wrongly, nothing is timed."""
+    size = dims.integer(16)
+    b = Builder()
+    x, w, other = (b.value((size, size), f32) for _ in range(3))
+    i, j = Axis("i", size), Axis("j", size)
+    index = (axis(j), axis(i)) if turned else (axis(i), axis(j))
+    fold = Op("turn", (w,), (other,), expr=TensorExpr((i, j), (read(0, index, f32),)))
+    solver = Solver(host_target(), Options())
+    library = normalise(b.finish((x, w), (contract.matmul(b, w, x),)))
+    second = Builder(library.fresh_id())
+    ours = second.finish((x, w, other), (contract.matmul(second, view.permute(second, other, (1, 0)), x),))
+    covers = [partition(g, solver.price, solver.hints) for g in (library, normalise(ours))]
+    ways = ReplayContestant(covers[0]), ReplayContestant(covers[1], folded=(fold,))
+    trial = ReplayTrial(builder(), "cpu", lambda run: 1.0)
+    assert trial([ways]) == [[1.0, 1.0 if turned else None]]
 
 
 def test_a_way_that_is_wrong_is_named_and_not_timed(caplog: pytest.LogCaptureFixture) -> None:

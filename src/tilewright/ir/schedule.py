@@ -155,6 +155,9 @@ class LaunchConfig:
     order: int = 0
     """Rows of blocks, along the last two grid classes, that are numbered together, column by column: blocks that run at
     the same time then share operands in the last cache (0: each row to its end)."""
+    persistent: bool = False
+    """No more blocks are launched than run at once; each goes through grid points, and loads what the next one begins
+    with while it still stores."""
 
 
 RECORDS = ("tiling", "reductions", "memory", "math", "launch")

@@ -63,6 +63,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         order=schedule.launch.order if len(grid) > 1 else 0,
         contracted=schedule.math.contracted,
         own_copies=schedule.memory.own_copies,
+        persistent=schedule.launch.persistent and len(grid) > 0,
     )
     if schedule.memory.descriptors:
         program = with_descriptors(program)

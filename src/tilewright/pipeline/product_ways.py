@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.size_hints import SizeHints
@@ -19,6 +19,7 @@ from tilewright.partition.layout import choose_layouts
 from tilewright.partition.memo import task_of
 from tilewright.partition.products import WHOLE, ProductGroup, ProductWay, find_products
 from tilewright.rewrite.laid_windows import lay_windows
+from tilewright.rewrite.normal.normalise import is_foldable
 from tilewright.rewrite.padded_channels import pad_channels
 from tilewright.rewrite.split.products import even_part_counts, split_product
 from tilewright.schedule.scheduler import Solution, grid_points
@@ -45,6 +46,8 @@ class ProductTask:
     kernel: Kernel
     layouts: Mapping[Value, Layout]
     """Of all values of the graph."""
+    frozen: frozenset[Value]
+    """Operands of the first group that are frozen tensors, as those in their places are in all groups."""
 
     @property
     def is_fusion(self) -> bool:
@@ -80,6 +83,10 @@ class ProductKernels:
         copies = itertools.count(len(self.kernels))
         prepare = [(op, next(copies) if is_copy(op) else -1) for op in self.prepare]
         return prepare + [(op, n) for n, k in enumerate(self.kernels) for op in k.ops]
+
+    def folded(self, frozen: Container[Value]) -> tuple[Op, ...]:
+        """Those of what prepares operands that run once for all, when constants are folded."""
+        return tuple(op for op in self.prepare if is_foldable(op, frozen))
 
 
 def is_copy(op: Op) -> bool:
@@ -137,7 +144,7 @@ def _of_way(task: ProductTask, way: ProductWay, solver: Solver, most: int) -> It
         return
     layouts = {**task.layouts, **found.between}
     try:
-        beside = beside_product(found, layouts, solver)
+        beside = beside_product(found, layouts, solver, task.frozen)
         proposed = solver.proposals(found.kernels[0], layouts)
     except IllegalSchedule:
         return
@@ -145,11 +152,13 @@ def _of_way(task: ProductTask, way: ProductWay, solver: Solver, most: int) -> It
         yield Proposal(way, s, s.seconds + beside)
 
 
-def beside_product(found: ProductKernels, layouts: Mapping[Value, Layout], solver: Solver) -> float:
+def beside_product(
+    found: ProductKernels, layouts: Mapping[Value, Layout], solver: Solver, frozen: Container[Value] = ()
+) -> float:
     """Modelled seconds of all kernels of a way but the one that multiplies. Raises IllegalSchedule if one has no legal
     schedule."""
-    rest = found.kernels[1:]
-    others = [*(Kernel((op,), op.outputs) for op in found.prepare), *rest]
+    rest, folded = found.kernels[1:], found.folded(frozen)
+    others = [*(Kernel((op,), op.outputs) for op in found.prepare if op not in folded), *rest]
     return sum(solver.price(k, layouts) for k in others) + GPU_MATMUL.merge_seconds * len(rest)
 
 
@@ -165,21 +174,25 @@ def ways_of(
 ) -> Iterator[tuple[Proposal, ReplayContestant]]:
     """Ours, of those proposals that are the kernels that they should be."""
     solver, hints = builder.solver, builder.hints
+    kernels_by_way = {way: task.kernels(way) for way in dict.fromkeys(p.way for p in proposals)}
     for proposal in proposals:
-        made = task.kernels(proposal.way)
+        made = kernels_by_way[proposal.way]
         if made is None:
             continue
-        cover = partition(_as_kernels(task, made), solver.price, hints)
+        folded = made.folded(task.frozen)
+        cover = partition(_as_kernels(task, made, folded), solver.price, hints)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         first = next((k for k in kernels if set(k.outputs) >= set(made.kernels[0].outputs)), None)
-        if first is not None and len(kernels) == len(cover.steps) == len(made.prepare) + len(made.kernels):
-            yield proposal, ReplayContestant(cover, {first: proposal.solution.schedule})
+        expected = len(made.prepare) - len(folded) + len(made.kernels)
+        if first is not None and len(kernels) == len(cover.steps) == expected:
+            yield proposal, ReplayContestant(cover, {first: proposal.solution.schedule}, folded)
 
 
-def _as_kernels(task: ProductTask, made: ProductKernels) -> Graph:
-    """The region with numbers of kernels."""
-    ops = tuple(replace(op, kernel=n) for op, n in made.ops)
-    return replace(task.region, ops=ops, layouts={**task.region.layouts, **made.between})
+def _as_kernels(task: ProductTask, made: ProductKernels, folded: Sequence[Op]) -> Graph:
+    """The region with numbers of kernels, which is given what is `folded`."""
+    ops = tuple(replace(op, kernel=n) for op, n in made.ops if op not in folded)
+    inputs = (*task.region.inputs, *(v for op in folded for v in op.outputs))
+    return replace(task.region, inputs=inputs, ops=ops, layouts={**task.region.layouts, **made.between})
 
 
 def pick_varied(proposed: Sequence[Proposal], count: int) -> list[Proposal]:
@@ -202,13 +215,14 @@ def tasks_of(graph: Graph, improve: Rewrite, hints: SizeHints) -> list[ProductTa
     graph = replace(graph, layouts=choose_layouts(selected))  # with those of what calls make
     found: dict[str, list[ProductGroup]] = {}
     for group in find_products(graph, hints):
-        found.setdefault(task_of(group.region.graph(graph)), []).append(group)
+        frozen = tuple(v in graph.constants for v in group.region.inputs)
+        found.setdefault(task_of(group.region.graph(graph), frozen), []).append(group)
     made: list[ProductTask] = []
     for key, alike in found.items():
         region = alike[0].region
         alone, origins = region.graph(graph), {op.origin for op in alike[0].products}
         library = improve(library_graph(alone, origins, graph, selected))
-        made.append(
-            ProductTask(key, alike, alone, library, Kernel(region.ops, region.outputs), graph.layouts)
-        )
+        kernel = Kernel(region.ops, region.outputs)
+        frozen = frozenset(v for v in region.inputs if v in graph.constants)
+        made.append(ProductTask(key, alike, alone, library, kernel, graph.layouts, frozen))
     return made

@@ -18,10 +18,11 @@ from torch import Tensor
 from tilewright.analysis.fitting_sizes import fit
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import TilewrightError, warn_once
-from tilewright.ir.graph import Layout, Value
+from tilewright.ir.graph import Layout, Op, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.schedule import Schedule
 from tilewright.plan.build import build_plan
+from tilewright.rewrite.normal.normalise import interpret
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.known_sizes import Result
 from tilewright.target import MemoryKind
@@ -44,6 +45,8 @@ class ReplayContestant:
 
     cover: Cover
     schedules: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
+    folded: tuple[Op, ...] = ()
+    """What made some of its inputs of others, which are frozen tensors, before anything is timed."""
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -119,6 +122,9 @@ class ReplayTrial:
     ) -> list[float | None]:
         """Seconds of each at some sizes; None for one whose results are not those of the first."""
         sets = self._sets(ways, hints)
+        for op in dict.fromkeys(op for way in ways for op in way.folded):
+            for tensors in sets:
+                tensors |= self._folded(op, tensors)
         found: list[float | None] = []
         expected: list[Result] | None = None
         for way in ways:
@@ -145,6 +151,10 @@ class ReplayTrial:
             LOG.warning("a kernel that differs from the library is not taken: %s", self._told(way, None))
             return expected, None
         return results if expected is None else expected, self._seconds(way, run, sets)
+
+    def _folded(self, op: Op, tensors: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+        made = interpret(op, [tensors[v].cpu() for v in op.inputs])
+        return {v: t.to(self.device) for v, t in zip(op.outputs, made, strict=True) if isinstance(t, Tensor)}
 
     def _given(self, way: ReplayContestant, tensors: Mapping[Value, Tensor]) -> list[Argument]:
         return [tensors[v] for v in way.cover.graph.inputs if isinstance(v, Value)]
@@ -220,10 +230,11 @@ def agree(expected: Sequence[Result], given: Sequence[Result]) -> bool:
 
 
 def _operands(ways: Contest) -> dict[Value, Layout | None]:
-    """What any way reads, and how it lies."""
+    """What any way reads that nothing made of other operands, and how it lies."""
+    folded = {v for way in ways for op in way.folded for v in op.outputs}
     return {
         v: way.cover.graph.layouts.get(v)
         for way in ways
         for v in way.cover.graph.inputs
-        if isinstance(v, Value)
+        if isinstance(v, Value) and v not in folded
     }

@@ -9,7 +9,8 @@ pointers: a row of addresses for each of the tensors that it runs on, whose grid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +25,7 @@ from tilewright.lower.variants import ALIGNMENT, Variant, aligning, quotients, r
 from .expr import Expressions, count_reads
 from .helpers import Helpers
 from .index import Indices, index_values
-from .scope import UNARY, Lines, Term, memory_name, memory_type
+from .scope import UNARY, Lines, Scope, Term, memory_name, memory_type
 from .statements import Body, check_size, printed
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor", "table"]
@@ -103,15 +104,22 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
             printer.counts[quotient] = 0  # no name but the one below
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
-    print_grid(program, printer, _row(program, printer, variant) if variant.listed else "tl.program_id(0)")
-    Body(program, printer, pointers, variant.aligned, names).body(program.body)
+    persistent = program.persistent and not variant.listed
+    with (
+        _every_point(program, printer)
+        if persistent
+        else nullcontext(_number(program, printer, variant)) as number
+    ):
+        print_grid(program, printer, number)
+        Body(program, printer, pointers, variant.aligned, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
     outside = any(isinstance(s, Await) and s.outside for s in program.body)
     return TritonSource(
-        text, name, arguments, program.warps, program.stages, variant, program.contracted, outside
-    )
+        text, name, arguments, program.warps, program.stages, variant, program.contracted, outside,
+        persistent=persistent,
+    )  # fmt: skip
 
 
 def plain_arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
@@ -138,6 +146,25 @@ def descriptor_arguments(program: TileProgram, shown: Sequence[tuple[Buffer, Des
         kind = f"tensordesc<{memory_type(buffer.dtype)}[{','.join(map(str, d.tile))}]>"
         made.append(Argument("descriptor", f"d{k}", kind, order[buffer.name], False, d))
     return made
+
+
+def _number(program: TileProgram, printer: Expressions, variant: Variant) -> str:
+    """The number of a block's one grid point."""
+    return _row(program, printer, variant) if variant.listed else "tl.program_id(0)"
+
+
+@contextmanager
+def _every_point(program: TileProgram, printer: Expressions) -> Generator[str]:
+    """Around what is done at each grid point of a block, whose number is given. Triton makes one loop of this one and
+    the loop over steps inside, so that the loads of the next point begin while this one ends."""
+    points = " * ".join(printer.term(g.extent).at(UNARY) for g in program.grid)
+    with printer.lines.block(
+        f"for number in tl.range(tl.program_id(0), {points}, tl.num_programs(0), flatten=True)"
+    ):
+        outer = printer.scope
+        printer.scope = Scope(outer)
+        yield "number"
+        printer.scope = outer
 
 
 def _row(program: TileProgram, printer: Expressions, variant: Variant) -> str:

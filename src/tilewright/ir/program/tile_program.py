@@ -15,7 +15,7 @@ from .verify import verify_body, verify_order
 from .walks import walk_statements
 
 _DECIDED = ("lane", "width", "grain", "warps", "stages", "order", "beside", "reciprocals", "aligned", "contracted",
-            "odd_steps", "over", "warp_specialised", "own_copies")  # fmt: skip
+            "odd_steps", "over", "warp_specialised", "own_copies", "persistent")  # fmt: skip
 """Fields of a program that are told where they have another value than the default."""
 
 
@@ -42,6 +42,7 @@ class TileProgram:
     With `contracted`, a product and the sum that it goes into may round once anywhere: what another kernel, or a
     reduction, made of the product may then differ from it. Unless `aligned`, no code is made that relies on aligned
     pointers. With `odd_steps`, where a block begins says nothing of how what lies behind it is aligned.
+    With `persistent`, no more blocks are launched than run at once, and each goes through grid points.
     With `warp_specialised`, one warp of a grid point loads and the others compute, where a call permits it. With
     `own_copies`, threads do not hand each other what they load along the lane.
     The parameters numbered `over` may lie in the memory of others that are loaded: where threads share a grid point,
@@ -65,6 +66,7 @@ class TileProgram:
     width: int = 1
     warp_specialised: bool = False
     own_copies: bool = False
+    persistent: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 
     def statements(self) -> Iterator[Stmt]:

@@ -7,7 +7,7 @@ layouts and in the origins, whose library calls must keep fitting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -357,7 +357,7 @@ def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = MODELS.max_fol
     constants, layouts, kept = dict(graph.constants), dict(graph.layouts), graph.kept()
     ops: list[Op] = []
     for op in graph.ops:
-        if _is_left(op, kept) or not _foldable(op, constants, limit):
+        if _is_left(op, kept) or not is_foldable(op, constants, limit):
             ops.append(op)
             continue
         results = evaluate(op, [constants[v] for v in op.inputs])
@@ -378,7 +378,8 @@ def _is_left(op: Op, kept: Set[Value]) -> bool:
     return op.expr is not None and op.expr.is_view() and (op.kernel < 0 or op.output in kept)
 
 
-def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
+def is_foldable(op: Op, constants: Container[Value], limit: int = MODELS.max_folded_elements) -> bool:
+    """Whether an op that is no view reads only frozen tensors, the `constants`, and its results are small enough."""
     if not op.inputs or not all(v in constants for v in op.inputs):
         return False
     if op.call is not None and not op.call.pure:

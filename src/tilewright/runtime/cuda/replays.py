@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 
 import torch
 
 from tilewright.tuning.timing_limits import REPLAYS
 
+_TIMING = threading.Lock()
+
+
+@functools.cache
+def timing_stream(device: int) -> torch.cuda.Stream:
+    """The one on which everything is timed. cuBLAS keeps a workspace, of 32 MiB on Hopper, for each stream that it was
+    ever called on: with streams of their own, timings would leave as many of them behind."""
+    return torch.cuda.Stream(device)
+
 
 def replayed_seconds(run: Callable[[], object]) -> float:
-    """Device time of one run on the current device: the least of several replays of a graph of some runs."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    """Device time of one run on the current device: the least of several replays of a graph of some runs. One at a
+    time, so that none is timed beside another."""
+    with _TIMING:
+        return _replayed_seconds(run, timing_stream(torch.cuda.current_device()))
+
+
+def _replayed_seconds(run: Callable[[], object], stream: torch.cuda.Stream) -> float:
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         run()
         torch.cuda.synchronize()

@@ -115,12 +115,13 @@ class PlainProduct:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Blocks of a plain product: `rows` is the class that lies along the rows of matrix units, `columns` the other one;
-    `order` as in `Launch.order`."""
+    `order` and `persistent` as in `LaunchConfig`."""
 
     blocks: ProductBlocks
     rows: Axis
     columns: Axis
     order: int = 0
+    persistent: bool = False
 
     @property
     def height(self) -> int:
@@ -194,7 +195,14 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     blocks = ProductBlocks(
         tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors
     )
-    return product, Tiles(blocks, rows, columns, launch.order)
+    return product, Tiles(blocks, rows, columns, launch.order, launch.persistent)
+
+
+def goes_through_points(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> bool:
+    """Whether a block that stays may be worth it: there are more grid points than cores, each of which has room for one
+    block, and loads are ahead of sums."""
+    model = _Model(product, tiles, target, hints, 0)
+    return model.rounds > 1 and model.blocks_of_a_core() == 1 and model.stages > 1
 
 
 def matmul_seconds(
@@ -320,12 +328,13 @@ class _Model:
         return 2 * self.rounds * self.steps * self.depth * each * self.target.cores / self.target.flops
 
     def waiting(self) -> float:
-        """A block begins and ends alone, with its first operands and its results under way; descriptors are fetched
-        before anything is copied by them; without loads ahead each step waits for its own, unless threads load single
-        elements, many at once."""
+        """A block begins and ends alone, with its first operands and its results under way, unless it goes through many
+        points; descriptors are fetched before anything is copied by them; without loads ahead each step waits for its
+        own, unless threads load single elements, many at once."""
         alone = 2 + (GPU_MATMUL.descriptor_latencies if self._described() else 0)
-        alone += self.steps if self.stages == 1 and not self.product.gathered else 0
-        return alone * self.target.latency * self.rounds / self._side_by_side()
+        alone *= 1 if self.tiles.persistent else self.rounds
+        alone += self.steps * self.rounds if self.stages == 1 and not self.product.gathered else 0
+        return alone * self.target.latency / self._side_by_side()
 
     def storing(self) -> float:
         """Results leave behind the last product, with nothing beside them."""

@@ -31,7 +31,14 @@ from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .capacity import product_excess
 from .matmul import ladder
-from .matmul_cost import PlainProduct, Tiles, bytes_once, matmul_seconds, plain_product
+from .matmul_cost import (
+    PlainProduct,
+    Tiles,
+    bytes_once,
+    goes_through_points,
+    matmul_seconds,
+    plain_product,
+)
 
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
@@ -61,7 +68,12 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
     steps = () if product.walked is None else (product.walked,)
     place = {a: n for n, a in enumerate((*product.batch, tiles.rows, tiles.columns, *steps, product.k))}
     classes = sorted(made.tiling.classes, key=lambda c: place[c.axis])
-    return made.changed(classes=tuple(classes), order=tiles.order, descriptors=tiles.blocks.descriptors)
+    return made.changed(
+        classes=tuple(classes),
+        order=tiles.order,
+        persistent=tiles.persistent,
+        descriptors=tiles.blocks.descriptors,
+    )
 
 
 def _walked(
@@ -134,12 +146,14 @@ def _variants(
     product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints, *, both: bool
 ) -> list[Tiles]:
     """Points in the best order, and row by row too if `both` are asked for; operands loaded by descriptor and by
-    address."""
+    address; a block for each point, and blocks that stay."""
     price = _price_of_tiles(product, target, hints)
     orders = PROPOSALS.orders if _exceeds_cache(product, target, hints) else (0,)
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
-    return [t for m in made for t in _loaded(product, m, target)]
+    single = [t for m in made for t in _loaded(product, m, target)]
+    stay = [replace(t, persistent=True) for t in single if goes_through_points(product, t, target, hints)]
+    return [*single, *stay]
 
 
 def _loaded(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
