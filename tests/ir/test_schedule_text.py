@@ -40,7 +40,15 @@ EVERY = Schedule(
     ),
     Reductions(True, False, (3,), (COLUMNS,), 0, True, True, False, True, True, 32),
     Memory(
-        4, (Sized(1, LARGE),), (Sized(0, const(True, bool_)), Sized(2, LARGE)), (0, 1), 64, True, True, True
+        4,
+        (Sized(1, LARGE),),
+        (Sized(0, const(True, bool_)), Sized(2, LARGE)),
+        (0, 1),
+        64,
+        True,
+        True,
+        True,
+        2,
     ),
     Math(True, ("exp2", "log2"), True, True, True, True),
     LaunchConfig(4, 3, 1 << 10, 8, True),

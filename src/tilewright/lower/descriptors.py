@@ -15,7 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, substitute, walk
-from tilewright.ir.program import Descriptor, Load, Place, Stmt, TileProgram, rewrite_body
+from tilewright.ir.program import (
+    Descriptor,
+    Load,
+    Place,
+    Stmt,
+    Store,
+    StoredBlock,
+    TileProgram,
+    Var,
+    rewrite_body,
+)
 from tilewright.ir.sizes import dims
 
 MAX_RANK = 5
@@ -30,6 +40,9 @@ MAX_BOX_EXTENT = 256
 MAX_ELEMENT_BYTES = 4
 """Bytes of the largest element."""
 
+NOWHERE = -1
+"""The number of no value."""
+
 DATA = frozenset({"var", "value", "read", "slot"})
 
 
@@ -42,6 +55,33 @@ def with_descriptors(program: TileProgram) -> TileProgram:
         return None if found is None else (found,)
 
     return replace(program, body=rewrite_body(program.body, change))
+
+
+def with_stored_blocks(program: TileProgram, pieces: int) -> TileProgram:
+    """The same program in which stores of blocks of rows and columns that descriptors reach say how, in so many
+    `pieces` side by side. What is loaded again, or stored over, is stored by threads: the machine orders these."""
+    tiles = {s.axis: s.tile for s in program.loops() if s.tile > 1}
+    loaded = {s.buffer.name for s in program.statements() if isinstance(s, Load)}
+
+    def change(s: Stmt) -> Sequence[Stmt] | None:
+        if not isinstance(s, Store) or s.buffer.name in loaded or program.over:
+            return None
+        block = _stored_block(s, tiles, pieces)
+        return None if block is None else (replace(s, block=block),)
+
+    return replace(program, body=rewrite_body(program.body, change))
+
+
+def _stored_block(s: Store, tiles: Mapping[Axis, int], pieces: int) -> StoredBlock | None:
+    """The block of a store, where a descriptor reaches it; in one piece if `pieces` of it are too narrow."""
+    whole = described(Load(Var(NOWHERE, s.buffer.dtype, s.axes), s.buffer, s.offset, s.mask), tiles)
+    if whole is None or whole.descriptor is None or sum(n > 1 for n in whole.descriptor.tile) != 2:
+        return None
+    *rows, width = whole.descriptor.tile
+    part = width // pieces
+    if width % pieces or part * s.buffer.dtype.bytes < ALIGNMENT_BYTES:
+        pieces, part = 1, width
+    return StoredBlock(replace(whole.descriptor, tile=(*rows, part)), whole.at, pieces)
 
 
 def described(s: Load, tiles: Mapping[Axis, int]) -> Load | None:

@@ -31,7 +31,7 @@ from tilewright.tuning.search_limits import LOWERING
 
 from .alignment import alignment_pays
 from .data_bounds import compute_ends, readable_ends
-from .descriptors import with_descriptors
+from .descriptors import with_descriptors, with_stored_blocks
 from .evaluate import Evaluator, Kept
 from .legality import check_roles, grain
 from .plan import LoopPlan, known_at_start, plan_loops, plan_scope, takes_one_each
@@ -67,6 +67,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     )
     if schedule.memory.descriptors:
         program = with_descriptors(program)
+    if schedule.memory.stored_pieces:
+        program = with_stored_blocks(program, schedule.memory.stored_pieces)
     program = replace(program, aligned=schedule.tiling.peel or alignment_pays(program))
     if schedule.memory.warp_specialised:
         program = replace(program, warp_specialised=True)

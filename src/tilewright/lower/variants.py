@@ -188,10 +188,18 @@ def reached(program: TileProgram, variant: Variant) -> list[tuple[Buffer, Descri
     all strides multiples of 16 bytes. In a list there are none, as its tensors are not arguments."""
     if not variant.aligned or variant.wide or variant.listed:
         return []
-    loads = [s for s in program.statements() if isinstance(s, Load) and s.descriptor is not None]
-    found = dict.fromkeys((s.buffer, s.descriptor) for s in loads if s.descriptor is not None)
+    found = dict.fromkeys(_described(program))
     names = aligning(program) if found else ()
     return [(b, d) for b, d in found if all(_is_aligned(e, b, names) for e in (d.start, *d.strides[:-1]))]
+
+
+def _described(program: TileProgram) -> Iterator[tuple[Buffer, Descriptor]]:
+    """The blocks that are loaded and stored by descriptor."""
+    for s in program.statements():
+        if isinstance(s, Load) and s.descriptor is not None:
+            yield s.buffer, s.descriptor
+        elif isinstance(s, Store) and s.block is not None:
+            yield s.buffer, s.block.descriptor
 
 
 def _is_aligned(e: Expr, buffer: Buffer, names: Sequence[str]) -> bool:

@@ -278,6 +278,8 @@ class ProposalChoices:
     """Stages of a block's loop."""
     orders: tuple[int, ...] = (0, 4, 8, 16)
     """Rows of blocks that are numbered together (`Launch.order`), where operands exceed the last cache."""
+    stored_pieces: int = 2
+    """Pieces in which descriptors store the results of a block that loads for the next grid point meanwhile."""
     results_side_by_side: tuple[int, ...] = (1, 2, 4, 7, 8)
     """Results of a window that one thread has."""
     lanes: tuple[int, ...] = (16, 32, 64, 128, 256)
@@ -290,7 +292,7 @@ class ProposalChoices:
     """Proposals of windows that are kept of one number of results and lines: blocks along lines."""
     max_kept_across: int = 2
     """The same of blocks across lines."""
-    max_kept: int = 32
+    max_kept: int = 40
     """Proposals that are kept: each takes a second or two to build."""
     max_alike: int = 2
     """Proposals that are kept of one tile of the result and of the sum."""

@@ -153,7 +153,7 @@ def test_a_tile_that_registers_cannot_hold() -> None:
 def test_a_tile_that_shared_memory_cannot_hold() -> None:
     graph = square()
     solver, found = proposed(graph)
-    deep = tiled(found[0].schedule, 128, 256, 128).changed(stages=4)
+    deep = tiled(found[0].schedule, 128, 256, 128).changed(stages=4, persistent=False, stored_pieces=0)
     said = r"shared memory holds 232448 bytes of a block, and a tile needs 395264 \[law: a tile fits"
     with pytest.raises(IllegalSchedule, match=said):
         solver.solve(one_kernel(graph), graph.layouts, deep)

@@ -30,6 +30,8 @@ from tilewright.target import Target, preset
 
 GUARD = 128
 """Elements before and after every buffer that nobody may touch."""
+STAYING = 2
+"""Blocks that are launched of a kernel whose blocks go through grid points."""
 NARROW = Variant(aligned=False, wide=False)
 
 
@@ -145,7 +147,7 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
         file = texts.setdefault(source.text, f"kernel{len(texts)}")
         (folder / f"{file}.py").write_text(source.text)
         order = job.symbols or tuple(job.sizes)
-        points = [dims.evaluate(g.extent, job.sizes) for g in job.program.grid]
+        count = int(np.prod([dims.evaluate(g.extent, job.sizes) for g in job.program.grid]))
         whole: list[np.ndarray] = []
         for p, (buffer, given) in enumerate(zip(job.program.params * job.rows, job.inputs, strict=True)):
             size = dims.evaluate(buffer.size, job.sizes)
@@ -156,7 +158,8 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
             np.save(folder / f"{k}_{p}.npy", _disk(data))
         before.append(whole)
         rows.append({
-            "file": file, "entry": source.entry, "points": int(np.prod(points)), "guard": GUARD,
+            "file": file, "entry": source.entry, "guard": GUARD,
+            "points": min(count, STAYING) if source.persistent else count,
             "sizes": [job.sizes[order[a.index]] for a in source.arguments if a.kind == "size"],
             "params": [b.dtype.name for b in job.program.params * job.rows], "name": job.name,
             "rows": job.rows if job.variant.listed else 0,

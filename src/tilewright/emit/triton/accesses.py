@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, substitute
-from tilewright.ir.program import Descriptor, Load, Loop, Store, TileProgram, Var
+from tilewright.ir.program import Descriptor, Load, Loop, Store, StoredBlock, TileProgram, Var
 from tilewright.ir.selection import ElementRun, InterleavedStore, SharedElement
 from tilewright.ir.sizes import dims
 
@@ -177,14 +177,8 @@ class Accesses:
 
     def block(self, name: str, at: Sequence[Expr], tile: Sequence[int]) -> Term:
         """The block of a descriptor at some indices, with the dimensions that it has here."""
-        places: list[str] = []
-        own: list[Axis] = []
-        for place, length in zip(at, tile, strict=True):
-            if length > 1 and isinstance(place.value, Axis):
-                own.append(place.value)
-                places.append(self.firsts[place.value].text)
-            else:
-                places.append(self.printer.term(place).text)
+        places = [self.first(p, n) for p, n in zip(at, tile, strict=True)]
+        own = [p.value for p, n in zip(at, tile, strict=True) if n > 1 and isinstance(p.value, Axis)]
         text = f"{name}.load([{', '.join(places)}])"
         if len(own) < len(places):
             text = f"tl.reshape({text}, {self.printer.shape(own)})"
@@ -230,6 +224,10 @@ class Accesses:
         printer = self.printer
         value_of = s.unrounded
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
+        name = s.block and self.descriptors.get((s.buffer.name, s.block.descriptor))
+        if s.block is not None and name:
+            self.store_block(name, s.block, value)
+            return
         if s.interleaved is not None:
             s, value = self.along_memory(s, s.interleaved, value)
         mask, offset = self.mask(s.mask), self.offset(s)
@@ -243,6 +241,34 @@ class Accesses:
             self.lines.put("tl.debug_barrier()")  # other threads may hold copies of what is stored over
             self.loads = False
         self.lines.put(f"tl.store({text})")
+
+    def store_block(self, name: str, block: StoredBlock, value: Term) -> None:
+        """A store by descriptor, of the pieces of a block one after the other."""
+        printer, tile = self.printer, block.descriptor.tile
+        own = [p.value for p, n in zip(block.at, tile, strict=True) if n > 1 and isinstance(p.value, Axis)]
+        text = printer.fit(value, printer.ordered(own)).text
+        if list(printer.ordered(own)) != own:
+            text = f"tl.trans({text})"
+        parts = [text]
+        if block.pieces > 1:
+            rows, width = (printer.tiles[a] for a in own)
+            shape = f"[{rows}, {block.pieces}, {width // block.pieces}]"
+            names = [f"{name}_{k}" for k in range(block.pieces)]
+            split = f"tl.split(tl.permute(tl.reshape({text}, {shape}), (0, 2, 1)))"
+            self.lines.put(f"{', '.join(names)} = {split}")
+            parts = names
+        for k, part in enumerate(parts):
+            if len(tile) > len(own):
+                part = f"tl.reshape({part}, {list(tile)})"
+            places = [self.first(p, n) for p, n in zip(block.at, tile, strict=True)]
+            places[-1] = f"{places[-1]} + {k * tile[-1]}" if k else places[-1]
+            self.lines.put(f"{name}.store([{', '.join(places)}], {part})")
+
+    def first(self, place: Expr, length: int) -> str:
+        """Where a block begins in a dim: a block axis, or one place."""
+        if length > 1 and isinstance(place.value, Axis):
+            return self.firsts[place.value].text
+        return self.printer.term(place).text
 
     def along_memory(self, s: Store, how: InterleavedStore, value: Term) -> tuple[Store, Term]:
         """A store of `value` over two other axes: groups of columns, and within a group all that lies side by side. No

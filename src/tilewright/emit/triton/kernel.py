@@ -163,7 +163,7 @@ def _every_point(program: TileProgram, printer: Expressions) -> Generator[str]:
     ):
         outer = printer.scope
         printer.scope = Scope(outer)
-        yield "number"
+        yield "tl.to_tensor(number)" if printer.index_type is i64 else "number"
         printer.scope = outer
 
 

@@ -106,11 +106,22 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block that a descriptor stores, in so many `pieces` side by side: each has its tile, the first one is at the
+    indices `at`, the next ones further along the last dim."""
+
+    descriptor: Descriptor
+    at: tuple[Expr, ...]
+    pieces: int
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
 
     Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches.
-    `access`, `runs` and `behind` are as those of a load. `interleaved`: where its two axes take turns in memory."""
+    `access`, `runs` and `behind` are as those of a load. `interleaved`: where its two axes take turns in memory.
+    `block`: another way to store it, where the machine has it and addresses are aligned."""
 
     buffer: Buffer
     offset: Expr
@@ -122,6 +133,7 @@ class Store:
     runs: tuple[ElementRun, ...] = ()
     interleaved: InterleavedStore | None = None
     behind: int = 0
+    block: StoredBlock | None = None
 
     @property
     def unrounded(self) -> Expr:

@@ -13,6 +13,7 @@ from .statements import (
     Collapse,
     Compute,
     Declare,
+    Descriptor,
     Dot,
     Load,
     Loop,
@@ -42,11 +43,23 @@ def _defined(variables: Sequence[Var]) -> str:
 
 def _block(s: Load) -> str:
     """The block that a descriptor reaches, and the tensor that it is a block of."""
-    if s.descriptor is None:
+    return "" if s.descriptor is None else f" as block {_described(s.descriptor, s.at)}"
+
+
+def _stored_block(s: Store) -> str:
+    """The same of a store."""
+    if s.block is None:
         return ""
-    d, of = s.descriptor, lambda es: ", ".join(map(show, es))
+    pieces = f"{s.block.pieces} blocks from" if s.block.pieces > 1 else "block"
+    return f" as {pieces} {_described(s.block.descriptor, s.block.at)}"
+
+
+def _described(d: Descriptor, at: Sequence[Expr]) -> str:
+    def of(es: Sequence[Expr]) -> str:
+        return ", ".join(map(show, es))
+
     tensor = f"{show(d.start)} + [{of(d.extents)}] by [{of(d.strides)}]"
-    return f" as block ({of(s.at)}) of {' x '.join(map(str, d.tile))} in {tensor}"
+    return f"({of(at)}) of {' x '.join(map(str, d.tile))} in {tensor}"
 
 
 def _told(selected: object) -> str:
@@ -115,6 +128,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
                 how = f"{past}{_told(s.access)}{_runs(s)}{_interleaved(s)}{_behind(s)}"
+                how += _stored_block(s)
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
                     f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"

@@ -68,8 +68,11 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
                 return (s if target.descriptors else replace(s, descriptor=None, at=()),)
             case Loop() if loads_ahead(s):
                 return (replace(s, stages=program.stages),)
-            case Store() if s.stream is not None and s.stream.op != "const":
-                return (replace(s, stream=None),)  # sizes are not known where a store gets its cache modifier
+            case Store():
+                # sizes are not known where a store gets its cache modifier
+                known = s.stream is not None and s.stream.op == "const"
+                block = s.block if target.descriptors else None
+                return (replace(s, stream=s.stream if known else None, block=block),)
             case _:
                 return None
 

@@ -35,7 +35,7 @@ from tilewright.ir.program import (
     walk_statements,
 )
 from tilewright.ir.sizes import dims
-from tilewright.lower.descriptors import described
+from tilewright.lower.descriptors import NOWHERE, described
 from tilewright.lower.variants import Variant, reached, variants
 from tilewright.tuning.search_limits import SPECIALISED
 from tilewright.tuning.thresholds import GPU_MATMUL
@@ -44,9 +44,6 @@ from .plan import STRIP_ROWS, WARPS_PER_STRIP, CopiedStore, KeyLoop, Ring, WarpP
 
 SPECIAL = Variant(aligned=True, wide=False)
 """The variant in which descriptors can be used."""
-
-NOWHERE = -1
-"""The number of no value."""
 
 _LAW = "the warps of a kernel are specialised where one loads for products of a loop over keys"
 

@@ -16,7 +16,7 @@ from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .block_memory import BlockProducts, ProductBlocks, registers, shared_bytes
 from .matmul import blocks_of
-from .matmul_cost import PlainProduct, matmul_tiles
+from .matmul_cost import PlainProduct, Tiles, matmul_tiles
 
 _LAW = "a tile fits the level that holds it"
 
@@ -28,7 +28,7 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
     found = blocks_of(form, schedule, target)
     said = ""
     if plain is not None:
-        said = product_excess(plain[0], plain[1].blocks, target)
+        said = plain_excess(*plain, target)
     elif found is not None:
         known, blocks = found
         blocks = replace(blocks, halves=not schedule.reductions.blockwise)
@@ -37,11 +37,23 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
         raise IllegalSchedule(said, law=_LAW)
 
 
-def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target) -> str:
-    """The same as `excess`, of a plain product."""
+def plain_excess(product: PlainProduct, tiles: Tiles, target: Target) -> str:
+    """The same as `excess`, of a plain product in tiles: a block that stays loads for the next point while a piece of
+    its results is stored."""
+    stored = _stored_bytes(product.form, tiles.blocks) // max(1, tiles.stored_pieces)
+    return product_excess(product, tiles.blocks, target, stored if _stores_beside(tiles) else 0)
+
+
+def _stores_beside(tiles: Tiles) -> bool:
+    """Whether results lie in shared memory together with operands."""
+    return tiles.persistent and tiles.stored_pieces > 0
+
+
+def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target, beside: int = 0) -> str:
+    """The same as `excess`, of a plain product whose operands have so many bytes `beside` them."""
     gathered = product.gathered_elements(blocks) * GPU_MATMUL.gathered_registers
     held = product.held(blocks, target, packed=True) + int(gathered / (blocks.warps * target.lanes))
-    needed = max(product.near_bytes(blocks), _stored_bytes(product.form, blocks))
+    needed = max(product.near_bytes(blocks) + beside, _stored_bytes(product.form, blocks))
     return _excess(held, needed, target)
 
 

@@ -115,13 +115,14 @@ class PlainProduct:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Blocks of a plain product: `rows` is the class that lies along the rows of matrix units, `columns` the other one;
-    `order` and `persistent` as in `LaunchConfig`."""
+    `order` and `persistent` as in `LaunchConfig`, `stored_pieces` as in `Memory`."""
 
     blocks: ProductBlocks
     rows: Axis
     columns: Axis
     order: int = 0
     persistent: bool = False
+    stored_pieces: int = 0
 
     @property
     def height(self) -> int:
@@ -195,14 +196,17 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     blocks = ProductBlocks(
         tiles, launch.warps, launch.stages, halves=True, descriptors=schedule.memory.descriptors
     )
-    return product, Tiles(blocks, rows, columns, launch.order, launch.persistent)
+    return product, Tiles(
+        blocks, rows, columns, launch.order, launch.persistent, schedule.memory.stored_pieces
+    )
 
 
-def goes_through_points(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> bool:
-    """Whether a block that stays may be worth it: there are more grid points than cores, each of which has room for one
-    block, and loads are ahead of sums."""
+def stays(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> bool:
+    """Whether a block that goes through grid points may be worth it: there are more of these than cores, each of which
+    has room for one block, and descriptors load operands, as they are, ahead of sums."""
     model = _Model(product, tiles, target, hints, 0)
-    return model.rounds > 1 and model.blocks_of_a_core() == 1 and model.stages > 1
+    loads = tiles.blocks.descriptors and model.stages > 1 and not any(product.operations.values())
+    return loads and model.rounds > 1 and model.blocks_of_a_core() == 1
 
 
 def matmul_seconds(
@@ -337,11 +341,13 @@ class _Model:
         return alone * self.target.latency / self._side_by_side()
 
     def storing(self) -> float:
-        """Results leave behind the last product, with nothing beside them."""
+        """Results leave behind the last product, with nothing beside them, unless a descriptor stores them while the
+        next grid point begins."""
         cache = self.target.level(MemoryKind.L2)
         form = self.product.form
         size = sum(form.params[i.param].dtype.bytes for i in form.outputs)
-        made = self.count * self.tiles.height * self.tiles.width * size
+        alone = 1 / self.rounds if self.tiles.persistent and self.tiles.stored_pieces else 1
+        made = alone * self.count * self.tiles.height * self.tiles.width * size
         return 0.0 if cache is None else made / (cache.bandwidth * self.reached)
 
     def _side_by_side(self) -> int:

@@ -29,15 +29,15 @@ from tilewright.tuning.thresholds import GPU_MATMUL
 from .block_memory import ProductBlocks
 from .block_shape import shape_of
 from .blocks import schedule_of_blocks
-from .capacity import product_excess
+from .capacity import plain_excess, product_excess
 from .matmul import ladder
 from .matmul_cost import (
     PlainProduct,
     Tiles,
     bytes_once,
-    goes_through_points,
     matmul_seconds,
     plain_product,
+    stays,
 )
 
 
@@ -72,6 +72,7 @@ def schedule_of_tiles(product: PlainProduct, tiles: Tiles, hints: SizeHints) -> 
         classes=tuple(classes),
         order=tiles.order,
         persistent=tiles.persistent,
+        stored_pieces=tiles.stored_pieces,
         descriptors=tiles.blocks.descriptors,
     )
 
@@ -152,8 +153,15 @@ def _variants(
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
     single = [t for m in made for t in _loaded(product, m, target)]
-    stay = [replace(t, persistent=True) for t in single if goes_through_points(product, t, target, hints)]
-    return [*single, *stay]
+    return [*single, *(_staying(product, t, target) for t in single if stays(product, t, target, hints))]
+
+
+def _staying(product: PlainProduct, tiles: Tiles, target: Target) -> Tiles:
+    """The same with blocks that go through grid points, and store by descriptor where shared memory has room for a
+    piece of the results beside operands."""
+    made = replace(tiles, persistent=True)
+    copied = replace(made, stored_pieces=PROPOSALS.stored_pieces)
+    return made if plain_excess(product, copied, target) else copied
 
 
 def _loaded(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
