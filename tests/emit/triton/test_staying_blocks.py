@@ -47,10 +47,10 @@ def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], Sequence[dict[int, str]]]] = {
-    "product": (product, (halves(80, 48), halves(48, 96)), ()),
-    "ragged": (product, (halves(70, 48), halves(48, 88)), ()),
-    "batched": (product, (halves(3, 40, 32), halves(3, 32, 64)), ()),
-    "layer": (layer, (halves(66, 32), halves(72, 32), halves(72)), ()),
+    "product": (product, (halves(80, 48), halves(48, 96)), ({}, {})),
+    "ragged": (product, (halves(70, 48), halves(48, 88)), ({}, {})),
+    "batched": (product, (halves(3, 40, 32), halves(3, 32, 64)), ({}, {})),
+    "layer": (layer, (halves(66, 32), halves(72, 32), halves(72)), ({}, {}, {})),
     "unknown rows": (product, (halves(80, 32), halves(32, 64)), ({0: "m"}, {})),
 }
 
@@ -58,7 +58,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], Sequence[dict
 def staying(name: str, pieces: int) -> tuple[Graph, Scheduled]:
     """A product in small blocks that go through grid points."""
     run, given, dynamic = PROGRAMS[name]
-    graph = capture(run, given, dynamic or None)
+    graph = capture(run, given, dynamic)
     solver = Solver(preset("sm_90"), Options())
     kernel = one_kernel(graph)
     tiles = {
