@@ -3,6 +3,7 @@ way. A library wins for large sizes where the model errs, a kernel for short seq
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,8 +49,20 @@ from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]
 """What was decided for regions, by their keys."""
-Ways = Callable[[Region, ChosenRegion], tuple[Graph, Graph]]
-"""A region in a library's way, and with the kernels that were decided on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionWays:
+    """A region in a library's way, with the kernels that were decided on, and, where there is such a way, with a
+    library's first product and kernels behind it."""
+
+    library: Graph
+    kernels: Graph
+    behind: Graph | None = None
+
+
+Ways = Callable[[Region, ChosenRegion], RegionWays]
+"""All ways to compute a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ class RegionTrial:
                 verdicts.leave(key)
             return known
         trial = ReplayTrial(self.builder, self.device, self.clock)
-        contests = {key: self._contest(*ways(*pair)) for key, pair in left.items()}
+        contests = {key: self._contest(ways(*pair)) for key, pair in left.items()}
         contests = {key: contest for key, contest in contests.items() if trial.fits(contest.contestants)}
         STATS.timed += len(contests)
         times = trial([contest.contestants for contest in contests.values()])
@@ -87,35 +100,45 @@ class RegionTrial:
         for (key, contest), (library, usual, *others) in zip(contests.items(), times, strict=True):
             if library is None or usual is None:
                 continue
-            what = told(left[key][1].region)
-            fastest = fastest_schedules(usual, list(zip(contest.others, others, strict=True)), what)
+            what, behind = told(left[key][1].region), others[len(contest.others) :]
+            fastest = fastest_schedules(usual, list(zip(contest.others, others, strict=False)), what)
             ours = min((float(str(entry["seconds"])) for entry in fastest.values()), default=usual)
-            wins = ours <= most * library
-            known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": library}
+            best = min(library, *(t for t in behind if t is not None), math.inf)
+            wins = ours <= most * best
+            known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": best}
             verdicts.put(key, known[key])
             if wins:  # what won is what is built, though no time may be left by then
                 keep_schedules(fastest, schedules)
         return known
 
-    def _contest(self, theirs: Graph, ours: Graph) -> _RegionContest:
+    def _contest(self, ways: RegionWays) -> _RegionContest:
         price, hints, afar = self.builder.solver.price, self.builder.hints, self.builder.solver.afar
-        library, usual = partition(theirs, price, hints, afar=afar), partition(ours, price, hints)
-        others = tuple(other_ways(ours, self.builder))
-        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others)
+        library, usual = (
+            partition(ways.library, price, hints, afar=afar),
+            partition(ways.kernels, price, hints),
+        )
+        others = tuple(other_ways(ways.kernels, self.builder))
+        half = (
+            None if ways.behind is None else ReplayContestant(partition(ways.behind, price, hints, afar=afar))
+        )
+        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others, half)
 
 
 @dataclass(frozen=True, slots=True)
 class _RegionContest:
-    """A region in a library's way, and in ours as the model prefers and in other ways."""
+    """A region in a library's way, in ours as the model prefers and in other ways, and in ours behind a library's first
+    product."""
 
     library: ReplayContestant
     usual: ReplayContestant
     others: tuple[KernelWay, ...]
+    behind: ReplayContestant | None = None
 
     @property
     def contestants(self) -> list[ReplayContestant]:
         """All ways in this order."""
-        return [self.library, self.usual, *(way.contestant for way in self.others)]
+        behind = [self.behind] if self.behind is not None else []
+        return [self.library, self.usual, *(way.contestant for way in self.others), *behind]
 
 
 def choose_region_kernels(
@@ -146,15 +169,17 @@ def choose_region_kernels(
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
     behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
 
-    def judged(found: Decided, measured: bool = False) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial, prices, measured)
+    def judged(
+        found: Decided, measured: bool = False, rest: Decided | None = None
+    ) -> dict[str, ChosenRegion]:
+        return _kept(found, normal, trial, prices, measured, rest or {})
 
     def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
-        if halves and any(d.kernels and not d.clear for _, d in found.values()):
-            rest: dict[str, tuple[Region, ChosenRegion]] = {}
+        rest: dict[str, tuple[Region, ChosenRegion]] = {}
+        if halves and any(_is_doubtful(d, prices) or (d.kernels and not d.clear) for _, d in found.values()):
             choose_kernels(normal, prices, changed, behind, cache, lambda seen: rest.update(seen) or {})
             found = {key: (region, _unless_behind(region, d, rest)) for key, (region, d) in found.items()}
-        return judged(found)
+        return judged(found, rest=rest)
 
     found = choose_kernels(normal, prices, changed, policy, cache, judged_whole)
     if halves and any(not r.kernels and not r.routine for r in found.regions):
@@ -168,38 +193,68 @@ def choose_region_kernels(
 def _unless_behind(region: Region, decided: ChosenRegion, behind: Decided) -> ChosenRegion:
     """What was decided for a region, without kernels that the model sees behind a library's products with kernels for
     the rest, unless it sees them clearly ahead of a library's calls."""
-    rest = next((d for r, d in behind.values() if r.own <= region.own and d.kernels), None)
-    if decided.clear or rest is None or decided.library - rest.library + rest.seconds >= decided.seconds:
+    half = _half_of(region, behind)
+    if decided.clear or half is None:
+        return decided
+    rest = half[1]
+    if decided.library - rest.library + rest.seconds >= decided.seconds:
         return decided
     note = f"{decided.seconds * 1e3:.3g} ms modelled, and less behind a library's product"
     return replace(decided, kernels=(), notes=(note, *decided.notes))
 
 
+def _half_of(region: Region, behind: Decided) -> tuple[Region, ChosenRegion] | None:
+    """The part of a region that stands behind its first product, if kernels were decided on for it."""
+    return next((pair for pair in behind.values() if pair[0].own <= region.own and pair[1].kernels), None)
+
+
 def _kept(
-    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool = False
+    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool, rest: Decided
 ) -> dict[str, ChosenRegion]:
-    """What was decided, without the kernels that a clock finds slower than the library's calls; of doubtful ones only
-    those that were `measured`, if that is asked."""
+    """What was decided, without the kernels that a clock finds slower than the library's calls, or than the first of
+    these with the kernels of the `rest` behind it; of doubtful ones only those that were `measured`, if that is
+    asked."""
     decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
-    ways = partial(_ways, graph, select(graph))
+    ways = partial(_ways, graph, select(graph), rest)
     entries = trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio)
     if measured:
         decisions |= {key: replace(decisions[key], kernels=()) for key in doubtful if key not in entries}
     for key, entry in entries.items():
         decided = found[key][1]
         ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
-        note = f"measured: {ours:.3g} ms, {theirs:.3g} ms as library calls"
+        note = f"measured: {ours:.3g} ms, {theirs:.3g} ms with library calls"
         kernels = decided.kernels if entry["kernels"] is True else ()
         decisions[key] = replace(decided, kernels=kernels, notes=(note, *decided.notes))
     return decisions
 
 
-def _ways(graph: Graph, selected: Graph, region: Region, decided: ChosenRegion) -> tuple[Graph, Graph]:
+def _ways(graph: Graph, selected: Graph, rest: Decided, region: Region, decided: ChosenRegion) -> RegionWays:
     origins = {op.origin for op in region.own if op.origin >= 0}
-    return library_graph(region.graph(graph), origins, graph, selected), with_kernels(decided)
+    library = library_graph(region.graph(graph), origins, graph, selected)
+    half = _half_of(region, rest)
+    behind = None if half is None else _behind_product(graph, selected, region, *half)
+    return RegionWays(library, with_kernels(decided), behind)
+
+
+def _behind_product(
+    graph: Graph, selected: Graph, region: Region, half: Region, decided: ChosenRegion
+) -> Graph | None:
+    """A region with a library's calls for what stands before its second half, and the kernels that were decided on for
+    this; None if the rest of it has results, too."""
+    if not set(region.outputs) <= set(half.outputs):
+        return None
+    between = tuple(v for v in half.inputs if v not in region.inputs)
+    origins = {op.origin for op in region.own - half.own if op.origin >= 0}
+    first = library_graph(replace(region.graph(graph), outputs=between), origins, graph, selected)
+    last = with_kernels(decided)
+    inputs = dict.fromkeys(v for v in (*first.inputs, *last.inputs) if v not in between)
+    layouts = {**last.layouts, **first.layouts}
+    return replace(
+        first, inputs=tuple(inputs), ops=(*first.ops, *last.ops), outputs=region.outputs, layouts=layouts
+    )
 
 
 def _is_doubtful(decided: ChosenRegion, prices: Prices) -> bool:
@@ -224,7 +279,7 @@ def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         near = {key: pair for key, pair in found.items() if _is_near(pair[1], builder)}
-        entries = trial.entries(near, partial(_ways, normal, selected), PRODUCTS.max_preferred_ratio)
+        entries = trial.entries(near, partial(_ways, normal, selected, {}), PRODUCTS.max_preferred_ratio)
         return {key: found[key][1] for key, entry in entries.items() if entry["kernels"] is True}
 
     policy = RegionPolicy("inside", solver.target.cores, attention=True)
