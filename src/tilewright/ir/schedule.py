@@ -123,6 +123,8 @@ class Memory:
     own_copies: bool = False
     """What several threads of a grid point read along the lane is loaded by each of them: no thread waits for another
     one's copy."""
+    carried: bool = False
+    """Loops of single steps keep what the next step reads again in registers."""
     stored_pieces: int = 0
     """Pieces, side by side, in which descriptors store a block of results from shared memory: fewer bytes of it are
     taken by a piece (0: threads store what they hold)."""

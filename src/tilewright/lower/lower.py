@@ -30,6 +30,7 @@ from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import LOWERING
 
 from .alignment import alignment_pays
+from .carried_loads import with_carried_loads
 from .data_bounds import compute_ends, readable_ends
 from .descriptors import with_descriptors, with_stored_blocks
 from .evaluate import Evaluator, Kept
@@ -65,6 +66,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         own_copies=schedule.memory.own_copies,
         persistent=schedule.launch.persistent and len(grid) > 0,
     )
+    if schedule.memory.carried:
+        program = with_carried_loads(program)
     if schedule.memory.descriptors:
         program = with_descriptors(program)
     if schedule.memory.stored_pieces:

@@ -288,6 +288,10 @@ class ProposalChoices:
     """Warps of such a block."""
     window_access_parts: tuple[int, ...] = (1, 2, 4)
     """Parts of a wide access that a thread has of each result: of less, registers hold more results and threads."""
+    window_rows: tuple[int, ...] = (4, 7, 14)
+    """Rows over which a thread walks, where the image has a multiple of them."""
+    max_kept_walks: int = 2
+    """Blocks whose threads walk, of one number of results side by side."""
     max_kept_windows: int = 4
     """Proposals of windows that are kept of one number of results and lines: blocks along lines."""
     max_kept_across: int = 2

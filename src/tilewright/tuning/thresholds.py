@@ -397,6 +397,7 @@ class GpuCostThresholds:
     window_load_instructions: int
     window_thread_instructions: int
     max_window_bytes: int
+    window_thread_registers: int
     max_waiting_warps: int
 
 

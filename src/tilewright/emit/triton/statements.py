@@ -114,9 +114,9 @@ class Body(Accesses):
             self.nested(s.body)
             return
         bounds = [start.text, self.printer.offset(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
-        head = f"range({', '.join(bounds)})"
-        if s.stages > 1:
-            head = f"tl.range({', '.join(bounds)}, num_stages={s.stages})"
+        told = [f"num_stages={s.stages}"] if s.stages > 1 else []
+        told += [f"loop_unroll_factor={s.unrolled}"] if s.unrolled > 1 else []
+        head = f"{'tl.' if told else ''}range({', '.join([*bounds, *told])})"
         plain = s.tile == 1 and not self.wide
         base = Term(f"{'a' if plain else 'b'}{number}")
         with self.lines.block(f"for {base.text} in {head}"):

@@ -221,7 +221,7 @@ class Check:
 class Loop:
     """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential. Bounds are
     scalars, and may be values computed from data. The loads of `stages` steps are under way at once. `looped`: it is
-    printed as a loop also if it has one step."""
+    printed as a loop also if it has one step. So many steps as are `unrolled` are written one after the other."""
 
     axis: Axis
     start: Expr
@@ -230,6 +230,7 @@ class Loop:
     body: tuple[Stmt, ...]
     stages: int = 1
     looped: bool = False
+    unrolled: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ def show_body(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Loop():
                 step = f" step {s.tile}" if s.tile != 1 else ""
                 how = (f" in {s.stages} stages" if s.stages != 1 else "") + ", a loop" * s.looped
+                how += f", {s.unrolled} steps written out" if s.unrolled != 1 else ""
                 lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{how}")
                 show_body(s.body, depth + 1, lines)
             case Nest():

@@ -22,7 +22,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.steps import take
 from tilewright.form.unrolled_sums import is_window, taps_of
 from tilewright.ir.dtype import f16
-from tilewright.ir.expr import Axis, axes_of, axis, walk
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
@@ -66,9 +66,11 @@ def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
                 for blocks in (_blocks(written, lane, beside, target) if beside is not None else ())
                 if not lines or _may_wait_once(work, blocks, target, hints)
             ]
-            for seconds, blocks in sorted(made, key=lambda m: m[0])[:most]:
+            for n, (seconds, blocks) in enumerate(sorted(made, key=lambda m: m[0])[:most]):
                 own, schedule = _completed(written, blocks, work.is_along, by)
                 kept.append(Solution(schedule, own, seconds, found.rows))
+                if across is not None and beside is places and n < PROPOSALS.max_kept_walks:
+                    kept += _walked(kept[-1], work, blocks, across, by)
     return sorted(kept, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
 
 
@@ -81,6 +83,25 @@ def _completed(form: Form, blocks: ProductBlocks, along: bool, by: Comparison) -
     return own, replace(schedule, reductions=reductions, memory=memory, math=math)
 
 
+def _walked(
+    single: Solution, work: WindowWork, blocks: ProductBlocks, rows: Axis, by: Comparison
+) -> Iterator[Solution]:
+    """The same where a thread walks over `rows`, with weights in registers, and the lines of the image that the next
+    row has too: where all taps are written out, and registers hold this."""
+    target, hints = by.target, by.hints
+    extent = dims.static(rows.extent)
+    if single.form.folds or extent is None or work.registers(blocks, target) > target.vector_registers:
+        return
+    plans = single.schedule.tiling.classes
+    for steps in PROPOSALS.window_rows:
+        if extent % steps == 0:
+            walked = replace(next(c for c in plans if c.axis == rows), chunk=steps, tile=1)
+            classes = (*(c for c in plans if c.axis != rows), walked)
+            schedule = single.schedule.changed(classes=classes, carried=True)
+            seconds = seconds_of(work, blocks, target, hints, Walk(rows, steps))
+            yield Solution(schedule, single.form, seconds, single.rows)
+
+
 def is_written_out(form: Form) -> bool:
     """Whether a form's windows are written out."""
     return any(step.name == STEP for step in form.steps)
@@ -89,11 +110,28 @@ def is_written_out(form: Form) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Read:
     """One read of a form, which a thread does so many `times` for each of its elements: whether it differs along the
-    lane, and lies along it."""
+    lane, and lies along it; the read itself."""
 
     times: int
     across: bool
     along: bool
+    read: Expr
+
+    def moves(self, rows: Axis) -> bool:
+        """Whether it reads something else in each row."""
+        return axis(rows) in axes_of(self.read)
+
+    def next_row(self, rows: Axis) -> Expr:
+        """What it reads in the next row."""
+        return substitute(self.read, {axis(rows): dims.add(axis(rows), dims.ONE)})
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A thread's way over so many rows, one after the other."""
+
+    rows: Axis
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +154,7 @@ class WindowWork:
         often = {x: n for b, n in bodies for x in walk(b) if x.op == "read" and isinstance(x.value, int)}
         products = sum(n for b, n in bodies for x in walk(b) if x.op == "mul" and x.dtype.is_float)
         reads = tuple(
-            _Read(n, axis(lane) in axes_of(x), dims.coefficient(x.args[0], axis(lane)) is dims.ONE)
+            _Read(n, axis(lane) in axes_of(x), dims.coefficient(x.args[0], axis(lane)) is dims.ONE, x)
             for x, n in often.items()
         )
         return cls(form, reads, products, bytes_once(form, hints))
@@ -156,6 +194,19 @@ class WindowWork:
         loads = sum(x.times * (whole if x.along else held if x.across else 1.0) for x in self.reads)
         return loads + len(self.form.outputs) * whole
 
+    def registers(self, blocks: ProductBlocks, target: Target) -> float:
+        """Of a thread that walks over rows: what it keeps of each read, what it makes, and what is around."""
+        held = self.held(blocks, target)
+        kept = self.elements(held) + held * len(self.form.outputs)
+        return kept + GPU_COST.window_thread_registers
+
+    def in_a_row(self, rows: Axis) -> WindowWork:
+        """What is left to do in each row of a walk: reads that neither all rows share nor the row before had."""
+        moving = [x for x in self.reads if x.moves(rows)]
+        had = {x.read for x in moving}
+        fresh = tuple(x for x in moving if x.next_row(rows) not in had)
+        return replace(self, reads=fresh)
+
 
 def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of one launch, for windows that are written out."""
@@ -163,16 +214,23 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     lane = schedule.tiling.lane
     assert lane is not None, "windows are proposed along one"
     blocks = ProductBlocks(tiles, schedule.launch.warps, 1)
-    return seconds_of(WindowWork.of(form, lane, hints), blocks, target, hints)
+    walked = [Walk(c.axis, c.chunk) for c in schedule.tiling.classes if c.chunk > c.tile]
+    walk = walked[0] if walked and schedule.memory.carried else None
+    return seconds_of(WindowWork.of(form, lane, hints), blocks, target, hints, walk)
 
 
-def seconds_of(work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints) -> float:
-    """Modelled seconds of one launch of such blocks."""
+def seconds_of(
+    work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints, walk: Walk | None = None
+) -> float:
+    """Modelled seconds of one launch of such blocks, whose threads may walk over rows."""
     count, held = work.count(blocks, hints), work.held(blocks, target)
     near, reached = target.level(MemoryKind.SHARED), min(1.0, target.alone * count / target.cores)
     warps = blocks.warps * -(-count // target.cores)
-    line_bytes = work.lines(held, target) * warps * GPU_COST.line_bytes * target.cores
-    issued = work.instructions(held) * warps * target.lanes * target.cores
+    row = work if walk is None else work.in_a_row(walk.rows)
+    begun = 0.0 if walk is None else work.elements(held) / walk.steps
+    """Elements that a walk begins with, for each of its rows."""
+    line_bytes = row.lines(held, target) * warps * GPU_COST.line_bytes * target.cores
+    issued = (row.instructions(held) + begun) * warps * target.lanes * target.cores
     terms = (
         work.moved / (target.device.bandwidth * reached),
         0.0 if near is None else line_bytes / near.bandwidth,
@@ -180,6 +238,7 @@ def seconds_of(work: WindowWork, blocks: ProductBlocks, target: Target, hints: S
     )
     others = GPU_COST.window_loss_ratio * (sum(terms) - max(terms))
     alone = work.steps * GPU_COST.window_step_seconds + work.elements(held) * GPU_COST.window_element_seconds
+    alone += 0.0 if walk is None else walk.steps * GPU_COST.window_step_seconds
     return target.launch_seconds + max(terms) + others + alone
 
 
