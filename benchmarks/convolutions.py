@@ -6,7 +6,8 @@ The eleven layers of ResNet-34 (`C1` to `C11`), fp16, channels innermost, with a
 replayed graphs over cold inputs, in turn with cuDNN: the convolution alone; with bias and ReLU as torch's ops; and in
 one pass (`cudnn_convolution_relu`). Where few blocks would have long sums, these are taken in parts too, which a second
 kernel merges (`s4p0`: four parts); few channels are padded too (`cp0`),
-and weights of windows laid (`lp0`). Each layer has a process of its own. With
+and weights of windows laid (`lp0`); `--frozen N` times N of these alone, with weights that are laid once before. Each
+layer has a process of its own. With
 `--device cpu` everything is built for an H100 and nothing runs.
 """
 
@@ -31,7 +32,7 @@ from benchmarks.gemm import Kernels, build, captured, schedule_facts, times, uni
 from benchmarks.gpu_clock import Call, release, sets_needed, time_runs
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
-from tilewright.ir.graph import Graph
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import AS_THEY_LIE, LAID, PADDED, Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
@@ -171,11 +172,14 @@ class Ways:
     between: dict[str, tuple[int, ...]]
     """Bytes of what lies between kernels, for ways with such."""
     modelled: dict[str, float]
+    once: dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
+    """What runs before a way's first call, once."""
 
     @property
     def built(self) -> list[str]:
         """The ways whose kernels are all there."""
-        return [w for w, steps in self.steps.items() if all(k in self.kernels.built for k, _ in steps)]
+        kernels = {w: {k for k, _ in (*self.once.get(w, ()), *steps)} for w, steps in self.steps.items()}
+        return [w for w, needed in kernels.items() if needed <= self.kernels.built.keys()]
 
 
 class _Finder:
@@ -183,10 +187,11 @@ class _Finder:
 
     def __init__(self, graph: Graph, kernel: Kernel, target: Target) -> None:
         self.graph, self.kernel, self.solver = graph, kernel, Solver(target, Options())
-        self.found = Ways(Kernels({}, ()), {}, {}, {})
+        self.found = Ways(Kernels({}, ()), {}, {}, {}, {})
 
-    def add(self, prefix: str, way: ProductWay, most: int) -> None:
-        """The fastest of a way by the model, and what its other kernels are."""
+    def add(self, prefix: str, way: ProductWay, most: int, *, frozen: bool = False) -> None:
+        """The fastest of a way by the model, and what its other kernels are. Those in front run once if weights, of
+        which they make all that they make, are `frozen`."""
         made = kernels_of(self.kernel, self.graph.layouts, way, self.graph.fresh_id())
         if made is None:
             return
@@ -200,13 +205,16 @@ class _Finder:
         before, behind = (
             list(step.values())[part] for part in (slice(len(prepare)), slice(len(prepare), None))
         )
-        beside = beside_product(made, layouts, self.solver)
+        weights = self.graph.inputs[1:2] if frozen else ()
+        beside = beside_product(made, layouts, self.solver, [v for v in weights if isinstance(v, Value)])
+        once, before = (before, []) if frozen else ([], before)
         for n, proposal in enumerate(self.solver.proposals(first, layouts)[:most]):
             name = f"{prefix}p{n}"
             solved = self.solver.solve(first, layouts, proposal.schedule)
             self.found.kernels.scheduled[name] = solved
             own = name, tuple(tensors.index(v) for v in solved.params)
             self.found.steps[name] = (*before, own, *behind)
+            self.found.once[name] = tuple(once)
             self.found.between[name] = tuple((dims.static(v.numel) or 0) * v.dtype.bytes for v in between)
             self.found.modelled[name] = proposal.seconds + beside
 
@@ -231,11 +239,14 @@ def way_of(label: str) -> ProductWay:
     return ProductWay(int(parts[1]) if parts else 1, PREPARED.get(label[0], AS_THEY_LIE))
 
 
-def ways(layer: Layer, batch: int, target: Target) -> Ways:
+def ways(layer: Layer, batch: int, target: Target, frozen: int = 0) -> Ways:
     """What is proposed for a layer, for its sum in parts, and over operands that are prepared, the fastest by the model
-    first."""
+    first; or so many with `frozen` weights that are laid."""
     graph, kernel = kernel_of(layer, batch)
     finder = _Finder(graph, kernel, target)
+    if frozen:
+        finder.add("l", ProductWay(operands=LAID), frozen, frozen=True)
+        return finder.found
     finder.add("", WHOLE, MOST_PROPOSALS)
     seconds = {count: finder.seconds(count) for count in even_part_counts(kernel, MOST_PARTS)}
     limit = WORTH_A_TRY * finder.found.modelled["p0"]
@@ -280,7 +291,12 @@ def calls(found: Ways, store: ContentStore, device: torch.device) -> dict[str, C
         key = (way, tensors[-1].data_ptr())
         if key not in prepared:
             pointers = array("Q", [t.data_ptr() for t in (*tensors, *rooms)])
-            steps = [(number[k], [(place, 0) for place in places]) for k, places in found.steps[way]]
+            once, steps = (
+                [(number[k], [(place, 0) for place in places]) for k, places in listed[way]]
+                for listed in (found.once, found.steps)
+            )
+            if once:
+                unit.prepare(once, pointers, array("q"))()
             prepared[key] = unit.prepare(steps, pointers, array("q"))
         prepared[key]()  # type: ignore[operator]
         return tensors[-1]
@@ -344,7 +360,7 @@ def child(name: str, arguments: argparse.Namespace) -> None:
     with turns.building():
         write(phase=BUILDING, flops=layer.flops(batch), bytes=layer.moved(batch))
         start = time.perf_counter()
-        found = ways(layer, batch, target)
+        found = ways(layer, batch, target, arguments.frozen)
         build(found.kernels, target, store)
         write(phase=TIMING, build_s=time.perf_counter() - start, **described(found, {}))
     if device.type == "cuda":
@@ -388,6 +404,9 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = gpu_report.parser(__doc__)
     gpu_report.child_options(parser)
+    parser.add_argument(
+        "--frozen", type=int, default=0, metavar="N", help="N schedules over laid weights alone"
+    )
     made = parser.parse_args(given)
     for name in made.only:
         try:
@@ -415,7 +434,9 @@ def main(given: Sequence[str] | None = None) -> int:
             record.write_json(arguments.json, head | {"layers": found})
 
     limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget, arguments.gpus)
-    passed = [f"--device={arguments.device}", f"--rounds={arguments.rounds}"]
+    passed = [
+        f"--device={arguments.device}", f"--rounds={arguments.rounds}", f"--frozen={arguments.frozen}",
+    ]  # fmt: skip
     names = arguments.only or list(USUAL_ROWS)
     found = gpu_turns.run("benchmarks.convolutions", names, passed, limits, arguments.jobs or JOBS, report)
     print(summary(found))

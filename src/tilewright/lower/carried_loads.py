@@ -1,7 +1,7 @@
 """Loads of a loop whose values the next step reads again, at another place of a window, are kept for it.
 
-    for p: y[p] = f(x[p - 1], x[p], x[p + 1])  ->  a, b = x[start - 1], x[start]
-                                                   for p: c = x[p + 1]; y[p] = f(a, b, c); a, b = b, c
+    for p: y[p] = f(x[p - 1], x[p], x[p + 1])  ->  a, b, c = x[start - 1], x[start], x[start + 1]
+                                                   for p: d = x[p + 2]; y[p] = f(a, b, c); a, b, c = b, c, d
 
 What step p + 1 loads at one place, step p loads at another one: the offsets and masks of the first are those of the
 second with p + 1 in the place of p. So each line of an image is loaded once by a thread that walks down.
@@ -9,11 +9,24 @@ second with p + 1 in the place of p. So each line of an image is loaded once by 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, axis, conjuncts, const, is_const, substitute, walk
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    both,
+    call,
+    conjuncts,
+    const,
+    is_const,
+    substitute,
+    walk,
+)
 from tilewright.ir.program import (
     Buffer,
     Compute,
@@ -61,6 +74,11 @@ class _Block:
         offset, conditions = substitute(self.offset, put), frozenset(conjuncts(mask))
         return replace(self, offset=offset, conditions=conditions, mask=mask)
 
+    def where(self, condition: Expr) -> _Block:
+        """The same where a condition holds, too."""
+        mask = condition if self.mask is None else both(self.mask, condition)
+        return replace(self, conditions=frozenset(conjuncts(mask)), mask=mask)
+
     def load(self, var: Var) -> Load:
         """A load of it."""
         return Load(var, self.buffer, self.offset, self.mask, const(0, self.dtype) if self.mask else None)
@@ -72,7 +90,7 @@ def with_carried_loads(program: TileProgram) -> TileProgram:
     stored = {s.buffer.name for s in program.statements() if isinstance(s, Store)}
     if program.over:
         return program
-    fresh = 1 + max((v.id for s in program.statements() for v in defines(s)), default=-1)
+    fresh = _first_fresh(program.body, 0)
 
     def change(s: Stmt) -> Sequence[Stmt] | None:
         nonlocal fresh
@@ -80,10 +98,15 @@ def with_carried_loads(program: TileProgram) -> TileProgram:
             return None
         made = _carried(s, stored, fresh)
         if made is not None:
-            fresh += len(made) // 2
+            fresh = max(fresh, _first_fresh(made, fresh))
         return made
 
     return replace(program, body=rewrite_body(program.body, change))
+
+
+def _first_fresh(body: Sequence[Stmt], least: int) -> int:
+    """The first number that nothing has."""
+    return max((1 + v.id for s in walk_statements(body) for v in defines(s)), default=least)
 
 
 def _carried(loop: Loop, stored: Set[str], fresh: int) -> Sequence[Stmt] | None:
@@ -92,20 +115,33 @@ def _carried(loop: Loop, stored: Set[str], fresh: int) -> Sequence[Stmt] | None:
     if not dims.at_least(dims.sub(loop.stop, loop.start), 1):
         return None
     found = {v: b for v, b in _blocks(loop.body).items() if b.buffer.name not in stored}
-    value_at = {b: v for v, b in found.items()}
+    moving = {v: b for v, b in found.items() if axis(loop.axis) in axes_of(b.offset)}
+    choices = {v.id for v in moving}
+    others = [s for s in loop.body if not (isinstance(s, Compute) and s.var.id in choices)]
+    read = {v for s in walk_statements(others) for v in uses(s)}
+    moving = {v: b for v, b in moving.items() if v.id in read}  # not what only choices read
+    value_at = {b: v for v, b in moving.items()}
     step = dims.add(axis(loop.axis), dims.ONE)
-    after = {v: value_at.get(b.at(loop.axis, step)) for v, b in found.items()}
-    next_of = {v: n for v, n in after.items() if n is not None and n.id != v.id}
+    next_of = {v: n for v, b in moving.items() if (n := value_at.get(b.at(loop.axis, step))) is not None}
     if not next_of:
         return None
+    numbers = itertools.count(fresh)
     before: list[Stmt] = []
-    for k, v in enumerate(next_of):
-        first = Var(fresh + k, v.dtype, v.axes)
-        before += [found[v].at(loop.axis, loop.start).load(first), Declare((v,), (value_of(first),))]
-    states = {v.id for v in next_of}
+    for v, block in moving.items():
+        first = Var(next(numbers), v.dtype, v.axes)
+        before += [block.at(loop.axis, loop.start).load(first), Declare((v,), (value_of(first),))]
+    ahead: list[Load] = []
+    more = call("lt", step, loop.stop)
+    for v, block in moving.items():
+        if v not in next_of:  # a step loads what only the next one reads, so that nothing waits for memory
+            own = Var(next(numbers), v.dtype, v.axes)
+            ahead.append(block.at(loop.axis, step).where(more).load(own))
+            next_of[v] = own
+    states = {v.id for v in moving}
     kept = _without_unread([s for s in loop.body if not states & {v.id for v in defines(s)}])
-    update = Update(tuple(next_of), tuple(map(value_of, next_of.values())))
-    return (*before, replace(loop, body=(*kept, update), unrolled=_turns(next_of)))
+    update = Update(tuple(moving), tuple(value_of(next_of[v]) for v in moving))
+    body = (*ahead, *kept, update)
+    return (*before, replace(loop, body=body, unrolled=_turns(next_of)))
 
 
 def _turns(next_of: Mapping[Var, Var]) -> int:

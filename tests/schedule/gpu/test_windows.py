@@ -18,7 +18,7 @@ from tilewright.interp import EXACT, exact_random, run_graph
 from tilewright.interp.algebra import Array
 from tilewright.ir.expr import walk
 from tilewright.ir.program import Load, TileProgram, Update
-from tilewright.ir.schedule import Memory
+from tilewright.ir.schedule import Memory, Schedule
 from tilewright.lower.legalise.gpu import block_axes, legalise_for_gpu
 from tilewright.options import Options
 from tilewright.schedule.gpu.block_memory import ProductBlocks
@@ -108,12 +108,15 @@ def test_all_lines_are_written_out_where_threads_wait(batch: int, *, whole: bool
     assert found and any(map(lines_at_once, found)) is whole
 
 
+def blocks_of(schedule: Schedule) -> ProductBlocks:
+    return ProductBlocks({c.axis: c.tile for c in schedule.tiling.classes}, schedule.launch.warps, 1)
+
+
 def work_of(s: Solution) -> tuple[WindowWork, float]:
     """What kernels of a form do, and how many elements of each result a thread has."""
     assert s.schedule.tiling.lane is not None
     work = WindowWork.of(s.form, s.schedule.tiling.lane, NO_HINTS)
-    tiles = {c.axis: c.tile for c in s.schedule.tiling.classes}
-    return work, work.held(ProductBlocks(tiles, s.schedule.launch.warps, 1), GPU)
+    return work, work.held(blocks_of(s.schedule), GPU)
 
 
 def test_no_thread_holds_more_than_its_registers() -> None:
@@ -130,7 +133,7 @@ def test_what_lies_across_memory_takes_a_line_for_each_element() -> None:
         work = [(s.schedule, *work_of(s)) for s in proposals((1, 64, 14, 14), 7, along)]
         assert {w.steps for _, w, _ in work} == {1, 7}
         assert {s.memory.own_copies for s, *_ in work} == {along}
-        alike = [(replace(s, memory=Memory()), w.lines(held, GPU)) for s, w, held in work]
+        alike = [(replace(s, memory=Memory()), w.lines(blocks_of(s), GPU)) for s, w, _ in work]
         lines.append({str(s): count for s, count in alike})
     across, dense = lines
     both = across.keys() & dense.keys()

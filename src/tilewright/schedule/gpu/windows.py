@@ -90,7 +90,7 @@ def _walked(
     row has too: where all taps are written out, and registers hold this."""
     target, hints = by.target, by.hints
     extent = dims.static(rows.extent)
-    if single.form.folds or extent is None or work.registers(blocks, target) > target.vector_registers:
+    if single.form.folds or extent is None or work.registers(blocks, rows, target) > target.vector_registers:
         return
     plans = single.schedule.tiling.classes
     for steps in PROPOSALS.window_rows:
@@ -140,6 +140,7 @@ class WindowWork:
     element of a thread."""
 
     form: Form
+    lane: Axis
     reads: tuple[_Read, ...]
     products: int
     moved: int
@@ -157,7 +158,7 @@ class WindowWork:
             _Read(n, axis(lane) in axes_of(x), dims.coefficient(x.args[0], axis(lane)) is dims.ONE, x)
             for x, n in often.items()
         )
-        return cls(form, reads, products, bytes_once(form, hints))
+        return cls(form, lane, reads, products, bytes_once(form, hints))
 
     @property
     def steps(self) -> int:
@@ -188,16 +189,28 @@ class WindowWork:
         loads = GPU_COST.window_load_instructions * sum(x.times for x in self.reads)
         return self.products * held + self.elements(held) + loads + GPU_COST.window_thread_instructions
 
-    def lines(self, held: float, target: Target) -> float:
-        """Lines of the first cache that loads and stores of a warp take."""
-        whole = max(1.0, held * WINDOW_BYTES * target.lanes / GPU_COST.line_bytes)
-        loads = sum(x.times * (whole if x.along else held if x.across else 1.0) for x in self.reads)
+    def lines(self, blocks: ProductBlocks, target: Target) -> float:
+        """Lines of the first cache that loads and stores of a warp take: at least one for each of the runs along the
+        lane that do not follow each other in memory."""
+        held = self.held(blocks, target)
+        along = blocks.tiles[self.lane]
+        steps = [self._step(a) for a in self.form.outputs[0].kept if a != self.lane and blocks.tiles[a] > 1]
+        runs = 1.0 if along in steps else max(1.0, held * target.lanes / along)
+        whole = max(runs, held * WINDOW_BYTES * target.lanes / GPU_COST.line_bytes)
+        apart = max(whole, held)
+        loads = sum(x.times * (whole if x.along else apart if x.across else 1.0) for x in self.reads)
         return loads + len(self.form.outputs) * whole
 
-    def registers(self, blocks: ProductBlocks, target: Target) -> float:
-        """Of a thread that walks over rows: what it keeps of each read, what it makes, and what is around."""
+    def _step(self, a: Axis) -> int | None:
+        """How far neighbours along a class lie apart in the first result."""
+        step = dims.coefficient(self.form.outputs[0].offset, axis(a))
+        return None if step is None else dims.static(step)
+
+    def registers(self, blocks: ProductBlocks, rows: Axis, target: Target) -> float:
+        """Of a thread that walks over rows: what it keeps of each read, what it loads for the next row, what it makes,
+        and what is around."""
         held = self.held(blocks, target)
-        kept = self.elements(held) + held * len(self.form.outputs)
+        kept = self.elements(held) + self.in_a_row(rows).elements(held) + held * len(self.form.outputs)
         return kept + GPU_COST.window_thread_registers
 
     def in_a_row(self, rows: Axis) -> WindowWork:
@@ -229,7 +242,7 @@ def seconds_of(
     row = work if walk is None else work.in_a_row(walk.rows)
     begun = 0.0 if walk is None else work.elements(held) / walk.steps
     """Elements that a walk begins with, for each of its rows."""
-    line_bytes = row.lines(held, target) * warps * GPU_COST.line_bytes * target.cores
+    line_bytes = row.lines(blocks, target) * warps * GPU_COST.line_bytes * target.cores
     issued = (row.instructions(held) + begun) * warps * target.lanes * target.cores
     terms = (
         work.moved / (target.device.bandwidth * reached),
