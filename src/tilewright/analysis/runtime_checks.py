@@ -9,6 +9,8 @@ from tilewright.ir.expr import Expr, both, call, checked, const, transform, walk
 from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
 
+from .value.sign import sign_of
+
 INDEX_ERROR = 1
 """Code of a failed index check (see `ir.program.Check`)."""
 DIVISION_ERROR = 2
@@ -17,17 +19,24 @@ DIVISION_ERROR = 2
 _DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 
-def checked_index(i: Expr, size: Expr) -> Expr:
-    """Index `i` into a dim of `size`: as it is unless it comes from data, else tested and moved inside if it is not
-    proved to lie there."""
-    if not from_data(i):
+def checked_index(i: Expr, size: Expr, *, data: bool = False) -> Expr:
+    """Index `i` into a dim of `size`: as it is unless it comes from `data`, which may be known by now, else tested and
+    moved inside if it is not proved to lie there. What views make of indices lies inside by itself."""
+    known = not from_data(i)
+    if known and not data:
         return i
     i = transform(i, _without_wraparound)
-    if inside_of(i, size) is None:
+    if inside_of(i, size) is None or known and _is_within(i, size):
         return i
     top = dims.sub(size, dims.ONE)
     fits = call("and", call("ge", i, dims.ZERO), call("le", i, top))
     return checked(dims.minimum(dims.maximum(i, dims.ZERO), top), fits)
+
+
+def _is_within(i: Expr, size: Expr) -> bool:
+    """Whether a known index lies in a dim of a known size, by the numbers that it may be."""
+    n, may = dims.static(size), sign_of(i)
+    return n is not None and may.finite and may.bottom >= 0 and may.top <= n - 1
 
 
 def _without_wraparound(e: Expr) -> Expr | None:
