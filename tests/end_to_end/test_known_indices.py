@@ -1,4 +1,5 @@
-"""Indices that a compiler knows are held against the dim that they index, as those from data are."""
+"""Indices that a compiler knows are held against the dim that they index, as those from data are, and divisors are
+not taken for other numbers than 0."""
 
 from __future__ import annotations
 
@@ -63,6 +64,25 @@ def test_known_indices_are_in_bounds_or_raise(name: str) -> None:
         for compiled in (free, tilewright.compile(program)):
             with pytest.raises((IndexError, RuntimeError), match="out of"):
                 compiled(torch.ones(n, 3))
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [torch.floor_divide, torch.remainder, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc")],
+)
+def test_known_divisors_are_no_zero_or_raise(divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.tensor([7, -7, 9])
+    for count, what in ((lambda n: torch.arange(n) + 1, True), (torch.arange, False)):
+
+        def program(x: Tensor, count: Callable[[int], Tensor] = count) -> Tensor:
+            return divide(x, count(x.shape[0]))
+
+        compiled = tilewright.compile(program)
+        if what:
+            assert compiled(x).equal(program(x))
+        else:
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                compiled(x)
 
 
 def bucketed(table: Tensor, x: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import Expr, both, call, checked, const, transform, walk, where
+from tilewright.ir.dtype import bool_, i64
+from tilewright.ir.expr import Expr, axes_of, both, call, checked, const, transform, walk, where
 from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
 
@@ -82,11 +82,19 @@ def from_data(e: Expr) -> bool:
 
 
 def divisor(e: Expr) -> Expr | None:
-    """The divisor of an integer division, if it comes from data and so may be zero, or is zero."""
+    """The divisor of an integer division, if it may be zero: it comes from data, differs from element to element as
+    what a program counts does, or is zero. Sizes, by which indices are divided, are not."""
     if e.op not in _DIVISIONS or e.dtype.is_float:
         return None
-    zero = e.args[1].op == "const" and e.args[1].value == 0
-    return e.args[1] if zero or from_data(e.args[1]) else None
+    by = e.args[1]
+    if by.op == "const":
+        return by if by.value == 0 else None
+    return by if from_data(by) or axes_of(by) and not _is_nonzero(by) else None
+
+
+def _is_nonzero(e: Expr) -> bool:
+    known = e.dtype is i64 and (dims.at_least(e, 1) or dims.at_least(dims.sub(dims.ZERO, e), 1))
+    return known or sign_of(e).nonzero
 
 
 def unsafe(e: Expr, params: Sequence[Buffer]) -> bool:
