@@ -1,6 +1,9 @@
 """Named dynamic dims: which sizes of which inputs may change, and in which range; and what the inputs of a call are
 like."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import copy
