@@ -94,6 +94,10 @@ class UnknownKeyword(InputError, TypeError):
     """A keyword that a function does not take. Also a TypeError, as Python's own."""
 
 
+class FixedSize(InputError):
+    """A size that was to be left free, and that a trace fixes."""
+
+
 class ModelError(TilewrightError):
     """A model file that cannot be read: corrupt, truncated, inconsistent or hostile."""
 

@@ -128,6 +128,25 @@ def test_a_named_dim_that_the_program_fixes() -> None:
 
     with pytest.raises(InputError, match="fixed by the program"):
         tilewright.compile(program, dims={"x": {0: "n"}})(torch.ones(7))
+    compiled = tilewright.compile(program, dims={"x": {0: "n"}})
+    for _ in range(2):
+        with pytest.raises(InputError, match="fixed by the program"):
+            compiled(torch.ones(7))
+
+
+@pytest.mark.parametrize("dims", [{"x": {0: "n"}}, "oblivious"])
+def test_sizes_at_which_another_one_is_1_have_a_graph_of_their_own(dims: Any) -> None:
+    """What has one element there broadcasts, or lies as torch fixes it; elsewhere the dim is free."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[1:5] + torch.ones(4, 3), x.unfold(0, 2, 1).sum(-1)
+
+    compiled = tilewright.compile(program, (torch.randn(6, 3),), dims=dims)
+    for n in (7, 2, 9, 2, 6):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+    with pytest.raises(InputError, match="Size|size"):  # what does not fit is refused as before
+        compiled(torch.randn(4, 3))
 
 
 def test_a_length_that_torch_fixes_names_the_way_that_works(capfd: pytest.CaptureFixture[str]) -> None:

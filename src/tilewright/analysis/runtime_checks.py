@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import Expr, both, call, checked, const, transform, walk, where
+from tilewright.ir.dtype import bool_, i64
+from tilewright.ir.expr import Expr, axes_of, both, call, checked, const, transform, walk, where
 from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
+
+from .value.sign import sign_of
 
 INDEX_ERROR = 1
 """Code of a failed index check (see `ir.program.Check`)."""
@@ -17,17 +19,24 @@ DIVISION_ERROR = 2
 _DIVISIONS = frozenset({"floordiv", "mod", "truncdiv", "fmod"})
 
 
-def checked_index(i: Expr, size: Expr) -> Expr:
-    """Index `i` into a dim of `size`: as it is unless it comes from data, else tested and moved inside if it is not
-    proved to lie there."""
-    if not from_data(i):
+def checked_index(i: Expr, size: Expr, *, data: bool = False) -> Expr:
+    """Index `i` into a dim of `size`: as it is unless it comes from `data`, which may be known by now, else tested and
+    moved inside if it is not proved to lie there. What views make of indices lies inside by itself."""
+    known = not from_data(i)
+    if known and not data:
         return i
     i = transform(i, _without_wraparound)
-    if inside_of(i, size) is None:
+    if inside_of(i, size) is None or known and _is_within(i, size):
         return i
     top = dims.sub(size, dims.ONE)
     fits = call("and", call("ge", i, dims.ZERO), call("le", i, top))
     return checked(dims.minimum(dims.maximum(i, dims.ZERO), top), fits)
+
+
+def _is_within(i: Expr, size: Expr) -> bool:
+    """Whether a known index lies in a dim of a known size, by the numbers that it may be."""
+    n, may = dims.static(size), sign_of(i)
+    return n is not None and may.finite and may.bottom >= 0 and may.top <= n - 1
 
 
 def _without_wraparound(e: Expr) -> Expr | None:
@@ -73,11 +82,19 @@ def from_data(e: Expr) -> bool:
 
 
 def divisor(e: Expr) -> Expr | None:
-    """The divisor of an integer division, if it comes from data and so may be zero, or is zero."""
+    """The divisor of an integer division, if it may be zero: it comes from data, differs from element to element as
+    what a program counts does, or is zero. Sizes, by which indices are divided, are not."""
     if e.op not in _DIVISIONS or e.dtype.is_float:
         return None
-    zero = e.args[1].op == "const" and e.args[1].value == 0
-    return e.args[1] if zero or from_data(e.args[1]) else None
+    by = e.args[1]
+    if by.op == "const":
+        return by if by.value == 0 else None
+    return by if from_data(by) or axes_of(by) and not _is_nonzero(by) else None
+
+
+def _is_nonzero(e: Expr) -> bool:
+    known = e.dtype is i64 and (dims.at_least(e, 1) or dims.at_least(dims.sub(dims.ZERO, e), 1))
+    return known or sign_of(e).nonzero
 
 
 def unsafe(e: Expr, params: Sequence[Buffer]) -> bool:

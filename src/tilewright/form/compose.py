@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.runtime_checks import checked_index, checked_where, inside_of, with_tests
+from tilewright.analysis.runtime_checks import checked_index, checked_where, from_data, inside_of, with_tests
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import (
@@ -84,7 +84,7 @@ class _Composer:
         for k, v in enumerate(self.kernel.outputs):
             shape_axes = tuple(self.axis(e) for e in v.shape)
             index = tuple(_plain(a) for a in shape_axes)
-            body = _given_to_store(self.element(v, index, self.kernel.ops[0]), v.dtype)
+            body = _given_to_store(self.element(v, index), v.dtype)
             offset = self.offset(v, index)
             kept = tuple(a for a in shape_axes if a.extent is not dims.ONE)
             self.items.append(Item(len(self.items), kept, (body,), param=len(self.slot) + k, offset=offset))
@@ -142,7 +142,7 @@ class _Composer:
             args = tuple(done[a] for a in x.args)
             if x.op == "read":
                 assert isinstance(x.value, int)
-                done[x] = self.element(op.inputs[x.value], args, op)
+                done[x] = self.element(op.inputs[x.value], args, tuple(map(from_data, x.args)))
             else:
                 done[x] = self.widened(x, self.stepped(x, args, op))
             inside = argument_of_erfc(done[x]) if x in factors else None
@@ -195,12 +195,17 @@ class _Composer:
             return e
         return call("cast", call("cast", e, dtype=v.dtype), dtype=v.dtype.compute)
 
-    def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:
+    def element(self, v: Value, index: tuple[Expr, ...], data: tuple[bool, ...] = ()) -> Expr:
+        """An element of a value. Of an index that is `data` to the op that reads it, what this kernel knows of the
+        data proves nothing."""
         if v in self.folded:
             number, result = self.folded[v]
             plain = tuple(i for i, extent in zip(index, v.shape, strict=True) if extent is not dims.ONE)
             return self.rounded(make("value", plain, v.dtype.compute, (number, result)), v)
-        index = tuple(checked_index(i, size) for i, size in zip(index, v.shape, strict=True))
+        index = tuple(
+            checked_index(i, size, data=from_)
+            for i, size, from_ in zip(index, v.shape, data or [False] * len(index), strict=True)
+        )
         if v in self.pointwise:
             axes, body = self.pointwise[v]
             table = {axis(a): i for a, i in zip(axes, index, strict=True) if i is not axis(a)}

@@ -10,16 +10,18 @@ from tests.support.tile_programs import Vars, elementwise
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis, axis, call, integer
+from tilewright.ir.expr import Axis, axis, call, const, integer
 from tilewright.ir.program import (
     Buffer,
     Collapse,
     Compute,
+    Declare,
     Load,
     Loop,
     Stmt,
     Store,
     TileProgram,
+    Update,
     rewrite_body,
     value_of,
 )
@@ -118,3 +120,34 @@ def test_where_lanes_are_merged_nothing_is_copied() -> None:
     body = (replace(outer, body=(replace(inner, body=(*inner.body[:-1], merged)),)),)
     made = legalise_for_gpu(replace(program, body=body), GPU).statements()
     assert not any(s.copied for s in made if isinstance(s, Load))
+
+
+def test_what_a_state_is_made_of_is_not_copied_along_an_axis_that_the_state_lacks() -> None:
+    """A state of columns inside blocks of rows, and what is read for both."""
+    program = weighted(4, 32)
+    outer, inner = program.loops()
+    x, w, product, store = inner.body
+    assert (
+        isinstance(x, Load)
+        and isinstance(w, Load)
+        and isinstance(product, Compute)
+        and isinstance(store, Store)
+    )
+    state = replace(w.var, id=product.var.id + 1)
+    own = replace(w, var=replace(w.var, id=state.id + 1))
+    twice = Compute(replace(own.var, id=own.var.id + 1), call("add", value_of(own.var), value_of(own.var)))
+    result = call("mul", value_of(product.var), value_of(state))
+    body = (
+        x, w, product, Declare((state,), (const(0.0, f32),)), own, twice,
+        Update((state,), (value_of(twice.var),)), replace(store, value=result),
+    )  # fmt: skip
+    changed = replace(program, body=(replace(outer, body=(replace(inner, body=body),)),))
+    made = legalise_for_gpu(changed, GPU)
+    copied = {s.var.id: s.copied for s in made.statements() if isinstance(s, Load)}
+    assert copied == {x.var.id: (), w.var.id: (outer.axis,), own.var.id: ()}
+    emit_triton(
+        made, (), usual(made)[0], "k0"
+    )  # its printer refuses a state with elements it has no place for
+    given = [np.arange(128.0, dtype=np.float32), np.arange(32.0, dtype=np.float32), None]
+    want, got = (run_program(p, given, {})[-1] for p in (changed, made))
+    np.testing.assert_array_equal(got, want)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.builder import Builder, broadcast
-from tilewright.ir.expr import Expr, call, read, where
+from tilewright.ir.expr import Expr, call, checked, read, where
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
@@ -398,7 +398,9 @@ def select_scatter(b: Builder, x: Value, source: Value, dim: int, place: Expr) -
     at = wrap(dim, len(x.shape))
     axes = output_axes(x.shape)
     index = [position(a) for a in axes]
-    here = call("eq", index[at], _from_end(place, x.shape[at]))
+    place = _from_end(place, x.shape[at])
+    inside = call("and", call("ge", place, dims.ZERO), call("lt", place, x.shape[at]))
+    here = call("eq", index[at], checked(place, inside))
     body = where(here, read(1, index[:at] + index[at + 1 :], source.dtype), read(0, index, x.dtype))
     (out,) = b.emit("select_scatter", (x, source), TensorExpr(axes, (body,)))
     return out

@@ -8,7 +8,19 @@ from dataclasses import replace
 
 from tilewright.analysis.runs import hidden_runs, interleaved_store, shared_elements
 from tilewright.ir.expr import Axis, axes_of, axis
-from tilewright.ir.program import Branch, Load, Loop, Nest, Stmt, Store
+from tilewright.ir.program import (
+    Branch,
+    Check,
+    Load,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Update,
+    defines,
+    uses,
+    walk_statements,
+)
 from tilewright.ir.selection import ElementRun, SharedElement
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import GPU_MATMUL
@@ -74,29 +86,66 @@ def load_once(
     return tuple(made)
 
 
-def copy_for_threads(
-    body: Sequence[Stmt], tiles: Mapping[Axis, int], lane: Axis | None, bound: frozenset[Axis] = frozenset()
-) -> tuple[Stmt, ...]:
+def copy_for_threads(body: Sequence[Stmt], tiles: Mapping[Axis, int], lane: Axis | None) -> tuple[Stmt, ...]:
     """`body` in which each thread loads what it needs of the blocks that lie along `lane` and that other block axes,
-    bound around them, do not walk."""
+    bound around them, do not walk. What is made of a copy has an element for each of its elements: along an axis that
+    a state or a result lacks, nothing that it is made of is copied."""
+    return _copied(body, tiles, lane, frozenset(), _spread(body))
+
+
+def _copied(
+    body: Sequence[Stmt],
+    tiles: Mapping[Axis, int],
+    lane: Axis | None,
+    bound: frozenset[Axis],
+    spread: Mapping[int, frozenset[Axis]],
+) -> tuple[Stmt, ...]:
     made: list[Stmt] = []
     for s in body:
         match s:
             case Load() if s.descriptor is None and lane in s.var.axes and lane in tiles:
-                copied = tuple(a for a in tiles if a in bound and a not in s.var.axes)
+                common = bound & spread.get(s.var.id, bound)
+                copied = tuple(a for a in tiles if a in common and a not in s.var.axes)
                 told = tuple(ElementRun(a, 1, 1) for a in copied) if s.runs else ()
                 s = replace(s, copied=copied, runs=(*s.runs, *told))
             case Loop():
-                s = replace(s, body=copy_for_threads(s.body, tiles, lane, bound | {s.axis}))
+                s = replace(s, body=_copied(s.body, tiles, lane, bound | {s.axis}, spread))
             case Nest():
-                s = replace(s, body=copy_for_threads(s.body, tiles, lane, bound))
+                s = replace(s, body=_copied(s.body, tiles, lane, bound, spread))
             case Branch():
-                yes, no = (copy_for_threads(b, tiles, lane, bound) for b in (s.body, s.orelse))
+                yes, no = (_copied(b, tiles, lane, bound, spread) for b in (s.body, s.orelse))
                 s = replace(s, body=yes, orelse=no)
             case _:
                 pass
         made.append(s)
     return tuple(made)
+
+
+def _spread(body: Sequence[Stmt]) -> dict[int, frozenset[Axis]]:
+    """The axes that all that is made of a value has, by the value's number; none for what nothing reads."""
+    found: dict[int, frozenset[Axis]] = {}
+    steps = [(axes, uses(s)) for s in walk_statements(body) for axes in _axes_made(s)]
+    changed = True
+    while changed:  # a state is made of what later statements of its loop give it
+        changed = False
+        for (number, own), read in reversed(steps):
+            common = own & found.get(number, own)
+            for v in read:
+                limited = found.get(v, common) & common
+                changed |= limited != found.get(v)
+                found[v] = limited
+    return found
+
+
+def _axes_made(s: Stmt) -> list[tuple[int, frozenset[Axis]]]:
+    """Numbers of the values that a statement makes, with their axes; -1 for what it stores or checks."""
+    match s:
+        case Store() | Check():
+            return [(-1, frozenset(s.axes))]
+        case Update():
+            return [(v.id, frozenset(v.axes)) for v in s.vars]
+        case _:
+            return [(v.id, frozenset(v.axes)) for v in defines(s)]
 
 
 def _alike(s: Load, tiles: Mapping[Axis, int], even: frozenset[Axis]) -> tuple[SharedElement, ...]:

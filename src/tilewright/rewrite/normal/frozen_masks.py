@@ -13,10 +13,11 @@ from itertools import product
 import numpy as np
 import torch
 
+from tilewright.analysis.runtime_checks import checked_index, from_data, with_tests
 from tilewright.interp import FLOATS, Array
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.dtype import DType, bool_
-from tilewright.ir.expr import Expr, axis, call, const, integer, substitute, walk, where
+from tilewright.ir.expr import Expr, axis, call, const, integer, rebuild, substitute, where
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import output_axes
@@ -24,7 +25,7 @@ from tilewright.tuning.input_limits import MODELS, PIECES
 from tilewright.tuning.rewrite_limits import MASK_SEARCH
 from tilewright.tuning.thresholds import MASKS
 
-from .normalise import drop_dead, simplify, tidy_operands
+from .normalise import drop_dead, map_reads, simplify, tidy_operands
 
 
 def recognise_masks(graph: Graph) -> Graph:
@@ -51,12 +52,18 @@ def without_buffers(op: Op, known: dict[Value, Expr]) -> Op:
     def change(r: Expr) -> Expr | None:
         assert isinstance(r.value, int)
         v = op.inputs[r.value]
-        if v not in known or any(x.op == "read" for i in r.args for x in walk(i)):
-            return None
+        index = tuple(map_reads(i, change) for i in r.args)
+        index = tuple(
+            checked_index(new, size, data=True) if new is not old and not from_data(new) else new
+            for new, old, size in zip(index, r.args, v.shape, strict=True)
+        )
+        if v not in known or any(map(from_data, index)):
+            return None if index == r.args else rebuild(r, index)
         places = [axis(a) for a in output_axes(v.shape)]
-        return substitute(known[v], dict(zip(places, r.args, strict=True)))
+        return with_tests(substitute(known[v], dict(zip(places, index, strict=True))), index)
 
-    return tidy_operands(replace(op, expr=op.expr.map_reads(change)))
+    body = tuple(map_reads(b, change) for b in op.expr.body)
+    return tidy_operands(replace(op, expr=replace(op.expr, body=body)))
 
 
 def recognise(tensor: torch.Tensor, dtype: DType) -> Expr | None:

@@ -1,10 +1,15 @@
 """Named dynamic dims: which sizes of which inputs may change, and in which range; and what the inputs of a call are
 like."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +121,25 @@ def by_name(
         raise InputError(
             f"the arguments do not fit: {error}", phase="input", hint=f"it takes {inspect.signature(forward)}"
         ) from error
+
+
+@contextmanager
+def mark_dynamic(places: Iterable[tuple[Dim, Tensor, int]], oblivious: bool = False) -> Generator[None]:
+    """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
+    stay would rule whatever else is compiled for them. Sizes 0 and 1 have graphs of their own unless `oblivious`:
+    torch refuses a range for what it takes as a constant."""
+    before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
+    try:
+        for d, t, place in places:
+            before.setdefault(id(t), (vars(t), {name: copy.copy(held) for name, held in vars(t).items()}))
+            if d.low is None or oblivious or t.shape[place] > 1:
+                torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
+        yield
+    finally:
+        for held, old in before.values():
+            for name in [n for n in held if n not in old]:
+                del held[name]
+            held |= old
 
 
 # --- forms of calls ---

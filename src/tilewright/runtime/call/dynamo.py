@@ -12,7 +12,7 @@ import re
 import threading
 import types
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from tilewright.capture.loops.recurrent import LENGTHS_IN_FILES, counts_steps
 from tilewright.capture.opaque import Runner
 from tilewright.capture.signature import signature_of_call
 from tilewright.errors import (
+    FixedSize,
     InputError,
     RecompileWarning,
     SeveralGraphs,
@@ -46,7 +47,7 @@ from .around.reached import global_hooks
 from .around.reads import Reads
 from .around.surroundings import Surroundings
 from .asked import asking
-from .dynamic_dims import Dim, Example, Naming, by_name, example_of
+from .dynamic_dims import Dim, Example, Naming, by_name, example_of, mark_dynamic
 from .fast_path import Direct, direct_of, without_scalars
 from .reports import Reports, ReportsOfParts
 from .resized import sizes_changed, told
@@ -135,6 +136,7 @@ class TracedWay(ReportsOfParts):
         self._compiled = _on_its_own_account(self._entered or target, self._watched)
         self._seen_sizes: defaultdict[object, Any] = defaultdict(torch._dynamo.pgo.CodeState)
         self._around: Surroundings | None = None
+        self._serves = False  # calls of some sizes, at least
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
         self.examples: list[Example] = []
         """The forms of calls that something was compiled for, oldest first."""
@@ -217,13 +219,36 @@ class TracedWay(ReportsOfParts):
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         _refuse_modes()
-        given = by_name(self.target, args, kwargs)
         example = example_of(args, kwargs)
         known = any(map(example.is_like, self.examples))
         if not known and len(self.examples) < GRAPHS.max_short_ways:
             self.examples.append(example)
         oblivious = self.oblivious and not _has_empty(args, kwargs)
-        marked = mark_dynamic(self.naming.place_of(given), oblivious)
+        try:
+            result = self._traced(args, kwargs, oblivious=oblivious)
+        except FixedSize:
+            if not (self._serves or oblivious):
+                raise
+            # At these sizes another one is 1, say, which broadcasts: a graph of their own serves them.
+            result = self._traced(args, kwargs, free=False)
+        except Compiling:
+            self._serves = True
+            raise
+        self._serves = True
+        return result
+
+    def _traced(
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        oblivious: bool = False,
+        free: bool = True,
+    ) -> object:
+        """The result. Unless dims are to be `free`, torch may fix the size of any. Raises FixedSize where it fixes one
+        that is free, or cannot trace the program for what it takes no size for."""
+        places = list(self.naming.place_of(by_name(self.target, args, kwargs)))
+        marked = mark_dynamic(places if free else (), oblivious)
         with self._settings(oblivious), marked, _without_torchs_stacks():
             try:
                 return self._compiled(*args, **kwargs)
@@ -247,12 +272,12 @@ class TracedWay(ReportsOfParts):
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
                 ) from error  # fmt: skip
             except torch._dynamo.exc.TorchRuntimeError as error:
-                raise InputError(
+                raise (FixedSize if oblivious else InputError)(
                     f"the program does not fit these inputs: {_torchs_reason(error)}", phase="capture",
                     place=_user_place(str(error)), hint="call it without compiling to see torch's own error",
                 ) from error  # fmt: skip
             except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
-                raise InputError(
+                raise FixedSize(
                     f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
                     hint=LENGTHS_IN_FILES if counts_steps(self.target) else "leave it out of `dims`",
                 ) from error  # fmt: skip
@@ -444,25 +469,6 @@ def _sizes_remembered_in(seen: defaultdict[object, Any]) -> Generator[None]:
 _SIZES_LOCK = threading.Lock()
 _SIZES: list[Any] = []
 """What torch remembered of sizes before each call that is under way, the first one's at the bottom."""
-
-
-@contextmanager
-def mark_dynamic(places: Iterable[tuple[Dim, Tensor, int]], oblivious: bool = False) -> Generator[None]:
-    """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
-    stay would rule whatever else is compiled for them. Sizes 0 and 1 have graphs of their own unless `oblivious`:
-    torch refuses a range for what it takes as a constant."""
-    before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
-    try:
-        for d, t, place in places:
-            before.setdefault(id(t), (vars(t), {name: copy.copy(held) for name, held in vars(t).items()}))
-            if d.low is None or oblivious or t.shape[place] > 1:
-                torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
-        yield
-    finally:
-        for held, old in before.values():
-            for name in [n for n in held if n not in old]:
-                del held[name]
-            held |= old
 
 
 def _user_place(text: str) -> str:
