@@ -4,49 +4,51 @@
 // share with the one before: those channels are done twice rather than in part.
 //
 // Sums of some rows and places side by side stay in registers, so that each place of the image is loaded once for all of
-// them. A row of the image that is outside is skipped, as is a tap of it; a place beside the image is zero.
+// them. A row of the image that is outside is skipped; a place beside the image is zero. At most half of a window is outside.
 
 namespace {
 constexpr i64 most_taps = 64;
 constexpr i64 slower = 6;  // times as long as a product of matrices takes: most of it is memory
 
-// How sums are stored: as they are, or cut at one or both ends, from the registers; else by `finish`.
-enum Cut { open, below, between };
+// How sums are stored: cut at one or both ends, from the registers; else by `finish`.
 struct Ending {
   V low, high;
-  bool direct;
-  Cut cut;
-  i64 columns;
+  bool direct, both;
 };
 TW_INLINE Ending ending_of(const Product& p) {
-  const bool bounded = !(p.low != p.low || p.high != p.high);  // cuts at NaN are none for `at_least`
-  const Cut cut = p.activation == none ? open : p.activation == relu ? below : between;
-  const V low = splat<float, lanes>(cut == below ? 0.f : p.low);
-  return {low, splat<float, lanes>(p.high), p.activation <= clamp && !p.affine && (bounded || cut != between), cut, p.columns};
+  const bool both = p.activation == clamp, known = !both || (p.low == p.low && p.high == p.high);  // `at_least` wants no NaN
+  const float low = both ? p.low : p.activation == relu ? 0.f : -__builtin_inff();
+  return {splat<float, lanes>(low), splat<float, lanes>(p.high), p.activation <= clamp && !p.affine && known, both};
 }
 
-// Stores sums of Q places side by side, n <= lanes channels of each.
-template <int Q> TW_INLINE void ended(const Product& p, const Ending& e, const R* sum, i64 n, float* out) {
-  if (e.direct && n == lanes) {
-#define TW_PLACES _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)
-    if (e.cut == below) TW_PLACES store(out + q * e.columns, at_least(V{sum[q]}, e.low));
-    else if (e.cut == between) TW_PLACES store(out + q * e.columns, at_most(at_least(V{sum[q]}, e.low), e.high));
-    else TW_PLACES store(out + q * e.columns, V{sum[q]});
-#undef TW_PLACES
-    return;
+// Rows of places, n <= lanes channels of each, from a tile.
+TW_NOINLINE void finish_places(const Product& p, const float* tile, int rows, int places, i64 n, float* out, i64 out_line) {
+  for (int r = 0; r < rows; r++) finish_of(p, tile + r * places * panel, places, n, nullptr, nullptr, out + r * out_line, p.columns);
+}
+
+// Stores sums of M rows of Q places, n <= lanes channels of each.
+template <int M, int Q> TW_INLINE void ended(const Product& p, const Ending& e, const R* sum, i64 n, float* out, i64 out_line) {
+#define TW_PLACES _Pragma("GCC unroll 4") for (int r = 0; r < M; r++) _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++)
+  if (!e.direct || n < lanes) {
+    alignas(64) float tile[M * Q * panel];
+    TW_PLACES *(R*)(tile + (r * Q + q) * panel) = sum[r * Q + q];
+    finish_places(p, tile, M, Q, n, out, out_line);
+  } else if (e.both) {
+    TW_PLACES store(out + r * out_line + q * p.columns, at_most(at_least(V{sum[r * Q + q]}, e.low), e.high));
+  } else {
+    TW_PLACES store(out + r * out_line + q * p.columns, at_least(V{sum[r * Q + q]}, e.low));
   }
-  alignas(64) float tile[Q * panel];
-#pragma GCC unroll 8
-  for (int q = 0; q < Q; q++) *(R*)(tile + q * panel) = sum[q];
-  finish_of(p, tile, Q, n, nullptr, nullptr, out, e.columns);
+#undef TW_PLACES
 }
 
+// Rows and places whose sums are kept together. Large windows would take a compiler long: for them, fewer kinds of blocks.
 #if defined(TW_AVX512) || defined(__aarch64__)
-constexpr int rows_together = 4;  // with 4 places: 16 sums, at most 7 places of the image that wait for a later tap, a weight
+template <int K> constexpr int rows_together = K == 3 ? 4 : 2;  // 16 sums, at most 7 places that wait for a later tap, a weight
 #else
-constexpr int rows_together = 2;  // 8 sums, at most 5 places, a weight
+template <int K> constexpr int rows_together = 2;  // 8 sums, at most 5 places, a weight
 #endif
 constexpr int places_together = 4;
+template <int K> constexpr int least_places = K == 3 ? 1 : 3;
 constexpr i64 tasks_each = 4;          // for each thread, so that all of them end together
 constexpr i64 least_vectors = 512 / (4 * lanes);  // in a task: fewer are read in short pieces, which are fetched late
 
@@ -73,13 +75,15 @@ template <int K, int S, int M> constexpr int same_rows_until(int line) {
 // What one line of the window at `from` gives to rows First to Last, of Q places. Weights are those of row 0.
 template <int K, int S, int Q, int First, int Last, bool Edge>
 TW_INLINE void line_of(R* sum, const Block& b, const float* from, i64 step, const float* weights) {
-  R v[(Q - 1) * S + K];
+  constexpr int wide = (Q - 1) * S + K, border = Edge ? K / 2 : 0;
+  R v[wide];
 #pragma GCC unroll 8
   for (int k = 0; k < K; k++) {
 #pragma GCC unroll 8
     for (int q = 0; q < Q; q++) {
       const int j = q * S + k;
-      if (k < S || q == Q - 1) v[j] = !Edge || (j >= b.left && j < b.right) ? load<float, lanes>(from + j * step).v : R{};
+      const bool inside = (j >= border || j >= b.left) && (j < wide - border || j < b.right);
+      if (k < S || q == Q - 1) v[j] = inside ? load<float, lanes>(from + j * step).v : R{};
     }
 #pragma GCC unroll 4
     for (int r = First; r <= Last; r++) {
@@ -94,10 +98,11 @@ TW_INLINE void line_of(R* sum, const Block& b, const float* from, i64 step, cons
 // or two turns costs as much.
 template <int K, int S, int M, int Q, bool Edge, int Line>
 TW_INLINE void lines_of(R* sum, const Block& b, i64 line, i64 step, i64 top, i64 bottom, const float* at, const float* weights) {
-  if constexpr (Line < (M - 1) * S + K) {
+  constexpr int high = (M - 1) * S + K, border = K / 2;
+  if constexpr (Line < high) {
     constexpr int first = Line < K ? 0 : (Line - K + S) / S, last = Line / S < M ? Line / S : M - 1;
     if constexpr (K == 3) {
-      if (Line >= top && Line < bottom) {
+      if ((Line >= border || Line >= top) && (Line < high - border || Line < bottom)) {
         __asm__("" : "+r"(weights));  // all weights at once would not fit the registers
         line_of<K, S, Q, first, last, Edge>(sum, b, at, step, weights + Line * K * lanes);
       }
@@ -114,7 +119,7 @@ TW_INLINE void lines_of(R* sum, const Block& b, i64 line, i64 step, i64 top, i64
 
 // M rows of Q places, for windows of K x K that move by S. Edge: places of the window may lie beside the image.
 template <int K, int S, int M, int Q, bool Edge> TW_NOINLINE void block(const Product& p, const Ending& ending, const Block& b) {
-  const i64 line = b.line, step = b.step, top = b.top, bottom = b.bottom, before_last = p.columns - lanes;
+  const i64 line = b.line, step = b.step, top = b.top, bottom = b.bottom, out_line = b.out_line, before_last = p.columns - lanes;
   const float* weights = p.weights + b.from * (K * K * lanes);
   for (i64 v = b.from; v < b.to; v++, weights += K * K * lanes) {
     const i64 c = min(v * lanes, before_last);
@@ -123,13 +128,12 @@ template <int K, int S, int M, int Q, bool Edge> TW_NOINLINE void block(const Pr
 #pragma GCC unroll 16
     for (int q = 0; q < M * Q; q++) sum[q] = first;
     lines_of<K, S, M, Q, Edge, 0>(sum, b, line, step, top, bottom, b.at + c, weights);
-#pragma GCC unroll 4
-    for (int r = 0; r < M; r++) ended<Q>(p, ending, sum + r * Q, lanes, b.out + r * b.out_line + c);
+    ended<M, Q>(p, ending, sum, lanes, b.out + c, out_line);
   }
 }
 
 template <int K, int S, int M, int Q> TW_INLINE void block_at(const Product& p, const Ending& ending, const Block& b) {
-  constexpr bool usual = M + 1 >= rows_together && Q + 1 >= places_together;  // what most blocks of a large image are
+  constexpr bool usual = M + 1 >= rows_together<K> && Q + 1 >= places_together;  // what most blocks of a large image are
   if constexpr (usual)
     if (b.left == 0 && b.right == (Q - 1) * S + K) return block<K, S, M, Q, false>(p, ending, b);
   block<K, S, M, Q, true>(p, ending, b);
@@ -142,15 +146,13 @@ template <int K, int S, int M> void blocks_of_rows(const Product& p, const Endin
   float* out = b.out;
   for (i64 i = 0, x = 0, next; i < count; i++, x = next) {
     next = p.out_width * (i + 1) / count;
+    x = min(x, next - least_places<K>);  // some places twice
     const i64 places = next - x, left = x * S - p.pad_x;
     b.at = start + left * b.step, b.out = out + x * p.columns;
     b.left = max(i64(0), -left), b.right = min((places - 1) * S + K, p.width - left);
-    switch (places) {
-      case 1: block_at<K, S, M, 1>(p, ending, b); break;
-      case 2: block_at<K, S, M, 2>(p, ending, b); break;
-      case 3: block_at<K, S, M, 3>(p, ending, b); break;
-      default: block_at<K, S, M, 4>(p, ending, b);
-    }
+    if (places == 4) block_at<K, S, M, 4>(p, ending, b);
+    else if (places == 3) block_at<K, S, M, 3>(p, ending, b);
+    else if constexpr (least_places<K> == 1) places == 2 ? block_at<K, S, M, 2>(p, ending, b) : block_at<K, S, M, 1>(p, ending, b);
   }
 }
 
@@ -170,7 +172,7 @@ template <int K, int S> void blocks(void* context, i64 begin, i64 end, i64) {
     b.from = vectors * part / run.panels, b.to = vectors * (part + 1) / run.panels;
     if (rows == 1) blocks_of_rows<K, S, 1>(p, ending, b);
     else if (rows == 2) blocks_of_rows<K, S, 2>(p, ending, b);
-    else if constexpr (rows_together == 4) rows == 3 ? blocks_of_rows<K, S, 3>(p, ending, b) : blocks_of_rows<K, S, 4>(p, ending, b);
+    else if constexpr (rows_together<K> == 4) rows == 3 ? blocks_of_rows<K, S, 3>(p, ending, b) : blocks_of_rows<K, S, 4>(p, ending, b);
   }
 }
 
@@ -190,7 +192,7 @@ TW_NOINLINE void places(const Product& p, const float* const* at, const i64* ste
     for (int q = 0; q < Q; q++, source += step[t])
       sum[q] = fused((Whole ? load<float, lanes>(source) : load_part<float, lanes>(source, n)).v, weight, sum[q]);
   }
-  ended<Q>(p, ending_of(p), sum, n, out + c);
+  ended<1, Q>(p, ending_of(p), sum, n, out + c, 0);
 }
 
 void row(const Product& p, const float* const* at, const i64* step, i64 from, i64 to, float* out) {
@@ -243,13 +245,21 @@ typedef void (*Part)(void*, i64, i64, i64);
 // How many pieces of so many products a thread takes at least.
 i64 share_of(i64 pieces, i64 products, i64 threads) { return grain_for(pieces, slower * max(i64(1), products), threads); }
 
-// What does blocks of places in registers, where the window is a usual one.
-Part blocks_of(const Product& p) {
-  const i64 k = p.kernel_width, s = p.stride_x;
-  if (p.columns < lanes || p.taps != k * k || s != p.stride_y || p.dilate_x != 1 || p.dilate_y != 1) return nullptr;
-  if (s == 1) return k == 3 ? blocks<3, 1> : k == 5 ? blocks<5, 1> : k == 7 ? blocks<7, 1> : (Part)nullptr;
-  if (s == 2) return k == 3 ? blocks<3, 2> : k == 5 ? blocks<5, 2> : k == 7 ? blocks<7, 2> : (Part)nullptr;
-  return nullptr;
+// What does blocks of places in registers, and how many rows each has.
+struct Usual {
+  Part part;
+  i64 rows;
+};
+template <int K> Usual blocks_by(const Product& p) {
+  const i64 s = p.stride_x, right = (p.out_width - 1) * s + K - p.pad_x - p.width, below = (p.out_height - 1) * s + K - p.pad_y - p.height;
+  if (p.out_width < least_places<K> || s > 2 || max(max(p.pad_x, p.pad_y), max(right, below)) > K / 2) return {};
+  return {p.stride_x == 1 ? blocks<K, 1> : blocks<K, 2>, rows_together<K>};
+}
+// None where the window is not a usual one.
+Usual blocks_of(const Product& p) {
+  const i64 k = p.kernel_width;
+  if (p.columns < lanes || p.taps != k * k || p.stride_x != p.stride_y || p.dilate_x != 1 || p.dilate_y != 1) return {};
+  return k == 3 ? blocks_by<3>(p) : k == 5 ? blocks_by<5>(p) : k == 7 ? blocks_by<7>(p) : Usual{};
 }
 }  // namespace
 
@@ -260,18 +270,18 @@ TW_API void tw_depthwise(const Product* p, const float* x, i64 rows, i64 stride,
   const i64 images = rows / (p->out_height * p->out_width);
   resize(threads < 0 ? -threads : threads, threads < 0);
   if (threads < 0) threads = -threads;
-  const Part usual = blocks_of(*p);
-  if (!usual) {
+  const Usual usual = blocks_of(*p);
+  if (!usual.part) {
     Run run = {p, x, nullptr, out, 0, 0, 0, 0, 0, 0, false};
     const i64 lines = images * p->out_height;
     parallel(depthwise, &run, lines, share_of(lines, p->out_width * p->columns * p->taps, threads), 0);
     return;
   }
   // Whole rows go through memory in order; only few of them are cut by channels.
-  const i64 bands = (p->out_height + rows_together - 1) / rows_together, vectors = (p->columns + lanes - 1) / lanes;
+  const i64 bands = (p->out_height + usual.rows - 1) / usual.rows, vectors = (p->columns + lanes - 1) / lanes;
   const i64 wanted = threads > 1 ? (tasks_each * threads - 1) / (images * bands) + 1 : 1;
   const i64 parts = max(i64(1), min(wanted, vectors / least_vectors));
   Run run = {p, x, nullptr, out, 0, 0, bands, 0, parts, 0, false};
   const i64 tasks = images * bands * parts;
-  parallel(usual, &run, tasks, share_of(tasks, rows / bands / images * p->columns / parts * p->taps, threads), 0);
+  parallel(usual.part, &run, tasks, share_of(tasks, rows / bands / images * p->columns / parts * p->taps, threads), 0);
 }
