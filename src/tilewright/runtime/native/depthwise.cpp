@@ -10,17 +10,6 @@ namespace {
 constexpr i64 most_taps = 64;
 constexpr i64 slower = 6;  // times as long as a product of matrices takes: most of it is memory
 
-// How sums are stored: cut at one or both ends, from the registers; else by `finish`.
-struct Ending {
-  V low, high;
-  bool direct, both;
-};
-TW_INLINE Ending ending_of(const Product& p) {
-  const bool both = p.activation == clamp, known = !both || (p.low == p.low && p.high == p.high);  // `at_least` wants no NaN
-  const float low = both ? p.low : p.activation == relu ? 0.f : -__builtin_inff();
-  return {splat<float, lanes>(low), splat<float, lanes>(p.high), p.activation <= clamp && !p.affine && known, both};
-}
-
 // Rows of places, n <= lanes channels of each, from a tile.
 TW_NOINLINE void finish_places(const Product& p, const float* tile, int rows, int places, i64 n, float* out, i64 out_line) {
   for (int r = 0; r < rows; r++) finish_of(p, tile + r * places * panel, places, n, nullptr, nullptr, out + r * out_line, p.columns);
@@ -34,7 +23,7 @@ template <int M, int Q> TW_INLINE void ended(const Product& p, const Ending& e, 
     TW_PLACES *(R*)(tile + (r * Q + q) * panel) = sum[r * Q + q];
     finish_places(p, tile, M, Q, n, out, out_line);
   } else if (e.both) {
-    TW_PLACES store(out + r * out_line + q * p.columns, at_most(at_least(V{sum[r * Q + q]}, e.low), e.high));
+    TW_PLACES store(out + r * out_line + q * p.columns, between(V{sum[r * Q + q]}, e));
   } else {
     TW_PLACES store(out + r * out_line + q * p.columns, at_least(V{sum[r * Q + q]}, e.low));
   }
