@@ -134,8 +134,8 @@ template <int K, int S, int M> void blocks_of_rows(const Product& p, const Endin
   const float* start = b.at;
   float* out = b.out;
   for (i64 i = 0, x = 0, next; i < count; i++, x = next) {
-    next = p.out_width * (i + 1) / count;
-    x = min(x, next - least_places<K>);  // some places twice
+    next = max(p.out_width * (i + 1) / count, i64(least_places<K>));
+    x = min(x, next - least_places<K>);  // of five, the one in the middle is done twice
     const i64 places = next - x, left = x * S - p.pad_x;
     b.at = start + left * b.step, b.out = out + x * p.columns;
     b.left = max(i64(0), -left), b.right = min((places - 1) * S + K, p.width - left);
