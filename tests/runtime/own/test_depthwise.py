@@ -124,13 +124,3 @@ def test_cuts_at_nan_are_as_eager_has_them() -> None:
     for low, high in ((0.0, 6.0), (-1.0, torch.inf), (-torch.inf, 0.5), (torch.nan, 1.0), (0.0, torch.nan)):
         made = clamp.make((low, high), None).function(x)
         torch.testing.assert_close(made, plain.clamp(low, high), rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 8, 4, 4), (1, 40, 7, 7), (3, 33, 5, 13), (1, 3, 9, 9), (2, 64, 1, 17), (2, 24, 50)]
-)
-def test_images_are_laid_with_their_channels_innermost(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape)
-    laid = products(2).laid_out(x)
-    assert torch.equal(laid, x)
-    assert laid.movedim(1, -1).is_contiguous()

@@ -79,12 +79,6 @@ def dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return same_layout(shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))], strides)
 
 
-def innermost_channels(shape: Sequence[int]) -> list[int]:
-    """Strides of images or lines [batch, channel, places...] with their channels innermost."""
-    channels, space = shape[1], shape[2:]
-    return [math.prod(shape[1:]), 1, *(channels * math.prod(space[d + 1 :]) for d in range(len(space)))]
-
-
 def laid_out(x: Tensor) -> Tensor:
     """Images or lines with their channels innermost."""
     if x.dim() == 4:

@@ -20,7 +20,7 @@ from tilewright.ir.sizes import dims
 from tilewright.library.offers.offer import Epilogue, FrozenProduct, Fusible, channels_last
 from tilewright.runtime.plan.tensors import same_layout
 
-from .conv_window import ConvWindow, dense
+from .conv_window import ConvWindow, dense, laid_out
 from .native import LINEAR, Linear, Packed, PreparedProduct, Task, once
 
 ACTIVATIONS = (
@@ -50,7 +50,6 @@ class Owner(Protocol):
     def scratch(self) -> int: ...
     @property
     def threads(self) -> Callable[[], int]: ...
-    def laid_out(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ class FusedProduct(Fusible):
     def convolve(self) -> Callable[..., Tensor]:
         """What runs for x [batch, channel, height, width]."""
         routine, threads, form = self.owner.runs[self.way], self.owner.threads, self
-        run, laid_out = routine.run, self.owner.laid_out
+        run = routine.run
         known: dict[torch.Size, ConvolutionPlace] = {}
 
         def convolution(x: Tensor, added: Tensor | None = None) -> Tensor:

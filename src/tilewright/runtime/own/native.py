@@ -20,7 +20,7 @@ from tilewright.runtime.store.cache import ContentStore
 
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name
-    for name in ("product.cpp", "turn.cpp", "depthwise.cpp", "winograd.cpp", "attention.cpp")
+    for name in ("product.cpp", "depthwise.cpp", "winograd.cpp", "attention.cpp")
 )
 
 

@@ -25,7 +25,7 @@ from tilewright.target import Target
 from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .attention import attention_call
-from .conv_window import ConvWindow, innermost_channels, laid_out, window_of
+from .conv_window import ConvWindow, window_of
 from .form import FusedProduct, NativeFunction, NativeMethod, padded
 from .native import Packed, load_library, once
 from .winograd import fits, pack
@@ -78,9 +78,6 @@ class ProductCalls:
         self._look_native = library.tw_look
         self._look_native.argtypes = [place, count, count]
         self.runs = {way: _routine(library, way) for way in NativeMethod}
-        self._turn_native = library.tw_turn
-        self._turn_native.restype = count
-        self._turn_native.argtypes = [place, count, count, count, place, count]
         self.floats = library.tw_attention_floats
         self.floats.restype = count
         self.floats.argtypes = [count, count]
@@ -151,15 +148,6 @@ class ProductCalls:
             assert isinstance(weight, Tensor)
             found = self._unusual(weight)
         return None if found & _NOT_FINITE else weight
-
-    def laid_out(self, x: Tensor) -> Tensor:
-        """Images or lines [batch, channel, places...] of fp32 with their channels innermost."""
-        if x.is_contiguous() and x.numel():
-            (images, channels), places = x.shape[:2], x[0, 0].numel()
-            out = torch.empty_strided(x.shape, innermost_channels(x.shape))
-            if self._turn_native(x.data_ptr(), images, channels, places, out.data_ptr(), self.threads()):
-                return out
-        return laid_out(x)
 
     def packed_later(self, weight: Tensor, way: NativeMethod) -> Packed:
         """Gives the weight as the native side reads it."""
