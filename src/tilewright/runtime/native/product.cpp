@@ -48,6 +48,18 @@ struct Run {
   bool zero;  // whether all of x is: weights are finite (others are not packed), so that all sums are zero as well
 };
 
+// How sums are stored: cut at one or both ends, from the registers; else by `finish`. An end that is not there is infinite.
+struct Ending {
+  V low, high;
+  bool direct, both;
+};
+TW_INLINE Ending ending_of(const Product& p) {
+  const bool both = p.activation == clamp, known = !both || (p.low == p.low && p.high == p.high);  // `at_least` wants no NaN
+  const float low = both ? p.low : p.activation == relu ? 0.f : -__builtin_inff(), high = both ? p.high : __builtin_inff();
+  return {splat<float, lanes>(low), splat<float, lanes>(high), p.activation <= clamp && !p.affine && known, both};
+}
+TW_INLINE V between(V v, const Ending& e) { return at_most(at_least(v, e.low), e.high); }
+
 inline R broadcast(float a) { return a - R{}; }
 
 // What some rows are multiplied with: `taps` runs of n weights, the last one of `last`. Each `group` of them is a chain.
@@ -55,17 +67,16 @@ struct Walk {
   i64 taps, n, last, group;
 };
 // What becomes of sums: out[r][:] = (before[r][:] +) sums[r][:] (+ bias[:] + added[r][:]); what is null is left out. `n`
-// columns are there, and what is stored of them is cut at both ends where `cut` says so.
+// columns are there, and what is stored of them is cut as `cut` (or null) says.
 struct Ends {
   const float *before, *bias, *added;
   float* out;
   i64 step;  // floats between rows of `added` and of `out`; rows of `before` are a panel
   i64 n;
-  bool cut;
-  float low, high;
+  const Ending* cut;
 };
 // Sums that a tile keeps, of panels as rows.
-inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel, panel, false, 0.f, 0.f}; }
+inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel, panel, nullptr}; }
 
 // Up to `left` of a vector, perhaps none or all.
 TW_INLINE R some_of(const float* from, i64 left) {
@@ -121,8 +132,8 @@ TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w
     else TW_TILE acc[r][j] += some_of(ends.added + r * ends.step + j * lanes, ends.n - j * lanes);
   }
   if (ends.cut) {
-    const V low = splat<float, lanes>(ends.low), high = splat<float, lanes>(ends.high);
-    TW_TILE acc[r][j] = minimum(maximum(V{acc[r][j]}, low), high).v;
+    const Ending cut = *ends.cut;
+    TW_TILE acc[r][j] = between(V{acc[r][j]}, cut).v;
   }
   if (whole) TW_TILE store(ends.out + r * ends.step + j * lanes, V{acc[r][j]});
   else TW_TILE store_some(ends.out + r * ends.step + j * lanes, V{acc[r][j]}, ends.n - j * lanes);
@@ -227,7 +238,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const i64 pieces = max(i64(1), (p.inner + chain - 1) / chain), piece = (p.inner + pieces - 1) / pieces;
   const i64 group = pieces > 1 ? 1 : min(p.taps, chain / max(i64(1), p.inner));
   const i64 most = chains * group, some_taps = pieces > 1 ? 1 : most, some_pieces = pieces > 1 ? most : 1;
-  const bool plain = p.activation <= clamp && !p.affine;  // what is stored is in the registers
+  const Ending ending = ending_of(p);
   const float* weights = p.weights + column * length * panel;
   const float* bias = p.bias ? p.bias + start : nullptr;
   const bool fresh = p.height == 0 && !run.by_panel && column == 0 && run.stride == p.inner && length <= some_pieces * piece;
@@ -249,15 +260,12 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
         for (i64 q = 1; q < parts; q++)
           for (int r = 0; r < m; r++) rows[q * down + r] = rows[r] + q * piece;
         Ends ends = kept(tile, t + c > 0);
-        if (ended && plain) {
-          const bool open = p.activation == relu;
-          ends = {ends.before, bias, added, out, p.columns, n, p.activation != none, open ? 0.f : p.low, open ? __builtin_inff() : p.high};
-        }
+        if (ended && ending.direct) ends = {ends.before, bias, added, out, p.columns, n, p.activation == none ? nullptr : &ending};
         // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip; or where
         // rows are read for the first time, those of the next strip.
         const i64 part = fresh ? m : panel / strips;
         sums_of<J>(m, rows, walk, here, ends, fresh ? rows[0] + m * run.stride : here + inputs * (panel + s * part), part);
-        if (ended && !plain) finish_of(p, tile, m, n, bias, added, out, p.columns);
+        if (ended && !ending.direct) finish_of(p, tile, m, n, bias, added, out, p.columns);
       }
     }
 }

@@ -189,7 +189,7 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
           const i64 to = at + (r * p.out_width + k) * p.columns + j;
           V v = {y[k] + bias};
           if (run.added) v = v + load<float, lanes>(run.added + to);
-          store(run.out + to, ending.cut ? minimum(maximum(v, ending.low), ending.high) : v);
+          store(run.out + to, between(v, ending));
         }
       }
     }

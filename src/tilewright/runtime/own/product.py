@@ -180,9 +180,12 @@ class ProductCalls:
         return packed
 
     def _packed_depthwise(self, weight: Tensor) -> Tensor:
-        """[C, 1, taps...] as [taps, C], rows filled up to whole vectors."""
+        """[C, 1, taps...] as [vectors of channels, taps, lanes]: the last vector is that of the last channels, which it
+        may share with the one before; fewer channels than a vector has are filled up with zeros."""
         flat = weight.detach().reshape(weight.shape[0], -1)
-        return pad(flat.t(), (0, -flat.shape[0] % self.lanes)).contiguous()
+        flat = pad(flat, (0, 0, 0, max(0, self.lanes - flat.shape[0])))
+        starts = [min(c, flat.shape[0] - self.lanes) for c in range(0, weight.shape[0], self.lanes)]
+        return torch.stack([flat[c : c + self.lanes].t() for c in starts])
 
 
 _FUNCTIONS = {
