@@ -27,6 +27,7 @@ from tilewright.ir.program import (
     Nest,
     Stmt,
     Store,
+    StoredBlock,
     TileProgram,
     Update,
     Var,
@@ -92,7 +93,7 @@ def changes(x: object) -> Iterator[object]:
             yield replace(x, **{f.name: OTHER if value is None else None})  # type: ignore[type-var]
         elif f.name == "axes":
             yield replace(x, axes=(*value, Axis("more", integer(2))))  # type: ignore[type-var]
-        elif value is None and f.name in ("descriptor", "other"):
+        elif value is None and f.name in ("descriptor", "other", "block"):
             continue
         elif isinstance(x, Load) and f.name == "at" and x.descriptor is None:
             continue
@@ -149,6 +150,7 @@ BUFFER = Buffer("p0", i64, integer(64))
             integer(1),
             interleaved=InterleavedStore(Axis("r", integer(4)), Axis("c", integer(4)), 2, 16, 8),
         ),
+        Store(BUFFER, integer(0), integer(1), block=StoredBlock(ROWS, (integer(2),), 2)),
         Nest(
             (RegisterLoop(Axis("j", integer(3)), 3), RegisterLoop(Axis("k", integer(4)), 4, True)),
             (Compute(X, integer(1)),),

@@ -48,6 +48,7 @@ EVERY = Schedule(
         True,
         True,
         True,
+        True,
         2,
     ),
     Math(True, ("exp2", "log2"), True, True, True, True),

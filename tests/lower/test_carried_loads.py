@@ -20,7 +20,7 @@ from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, symbol, where
 from tilewright.ir.program import Buffer, Compute, Load, Loop, Stmt, Store, TileProgram, value_of
 from tilewright.ir.sizes import dims
-from tilewright.lower.carried_loads import with_carried_loads
+from tilewright.lower.access.carried_loads import with_carried_loads
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

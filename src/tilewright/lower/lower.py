@@ -29,10 +29,10 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import LOWERING
 
+from .access.carried_loads import with_carried_loads
+from .access.descriptors import with_descriptors, with_stored_blocks
 from .alignment import alignment_pays
-from .carried_loads import with_carried_loads
 from .data_bounds import compute_ends, readable_ends
-from .descriptors import with_descriptors, with_stored_blocks
 from .evaluate import Evaluator, Kept
 from .legality import check_roles, grain
 from .plan import LoopPlan, known_at_start, plan_loops, plan_scope, takes_one_each

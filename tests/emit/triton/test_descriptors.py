@@ -23,7 +23,7 @@ from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, symbol
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, Load, Loop, Store, TileProgram, Var, value_of
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
-from tilewright.lower.descriptors import with_descriptors
+from tilewright.lower.access.descriptors import with_descriptors
 from tilewright.lower.variants import GENERIC, Variant, aligning, variants
 from tilewright.schedule import table as tuning
 from tilewright.schedule.table import Tuning

@@ -24,7 +24,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Buffer, Load, Loop, Store, TileProgram, value_of
 from tilewright.ir.sizes import dims
-from tilewright.lower.descriptors import with_stored_blocks
+from tilewright.lower.access.descriptors import with_stored_blocks
 from tilewright.lower.variants import GENERIC, Variant, variants
 from tilewright.options import Options
 from tilewright.schedule.scheduler import Solution

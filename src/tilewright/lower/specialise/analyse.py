@@ -35,7 +35,7 @@ from tilewright.ir.program import (
     walk_statements,
 )
 from tilewright.ir.sizes import dims
-from tilewright.lower.descriptors import NOWHERE, described
+from tilewright.lower.access.descriptors import NOWHERE, described
 from tilewright.lower.variants import Variant, reached, variants
 from tilewright.tuning.search_limits import SPECIALISED
 from tilewright.tuning.thresholds import GPU_MATMUL

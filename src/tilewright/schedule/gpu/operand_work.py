@@ -50,7 +50,8 @@ def operand_work(operand: Expr, axes: Sequence[Axis], params: Sequence[Value], d
 
 
 def _is_matrix(read: Expr, axes: Sequence[Axis], dtype: DType) -> bool:
-    """Whether a read goes along memory by one class and by whole granules by the others (see `lower.descriptors`)."""
+    """Whether a read goes along memory by one class and by whole granules by the others (see
+    `lower.access.descriptors`)."""
     steps = [dims.coefficient(read.args[0], axis(a)) for a in axes]
     granule = max(1, GPU_COST.descriptor_granule_bytes // dtype.bytes)
     near = [step for step in steps if step is dims.ONE]

@@ -1,0 +1,1 @@
+"""How programs access memory: by descriptors, and once for several steps of a loop."""
