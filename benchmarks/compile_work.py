@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import click
@@ -47,7 +47,7 @@ from tilewright.schedule.solver import Layouts, Solver
 from tilewright.target import Target
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
-HOST = "host"
+HOST, STEP = "host", " step"
 
 
 class Called(nn.Module):
@@ -209,6 +209,7 @@ CASES: Mapping[str, Callable[[], Made]] = {
     **{case.__name__: case for case in (t5, unet, informer, longformer, llama)},
     **{name: _network(name) for name in NETWORKS},
 }
+NAMES = (*CASES, *(f"{name}{STEP}" for name in ("unet", "t5")))
 
 
 @contextmanager
@@ -254,9 +255,9 @@ class Work:
             self.priced += 1
             return price(solver, kernel, layouts)
 
-        def counted_best(solver: Solver, kernel: Kernel, layouts: Layouts, key: str) -> Solution:
+        def counted_best(solver: Solver, *given: Any) -> Solution:
             self.solved += 1
-            return best(solver, kernel, layouts, key)
+            return best(solver, *given)
 
         def counted_form(*given: object, **named: object) -> object:
             self.forms += 1
@@ -280,11 +281,21 @@ class Work:
             yield
 
 
+def _compile(model: nn.Module, inputs: tuple[Tensor, ...], *, both: bool) -> None:
+    """Inference with frozen weights, or `both` passes of a step of training."""
+    options = {"measure": False}
+    if not both:
+        tilewright.compile(model, inputs, freeze=True, options=options)
+        return
+    compiled = torch.compile(model, backend=tilewright.backend, options=options)
+    compiled(*inputs).float().square().mean().backward()
+
+
 def run(case: str, machine: str) -> Facts:
     """Seconds of the phases of one case, and the work that was done, in this process."""
     torch.manual_seed(0)
-    model, inputs = CASES[case]()
-    model = model.eval().requires_grad_(False)
+    model, inputs = CASES[case.removesuffix(STEP)]()
+    model = model.eval() if case.endswith(STEP) else model.eval().requires_grad_(False)
     if machine != HOST:
         model, inputs = model.half(), tuple(x.half() if x.is_floating_point() else x for x in inputs)
     work = Work()
@@ -296,7 +307,7 @@ def run(case: str, machine: str) -> Facts:
         made = stack.enter_context(here() if machine == HOST else elsewhere(machine))
         stack.enter_context(work.counting())
         start, worked = time.perf_counter(), time.process_time()
-        tilewright.compile(model, inputs, freeze=True, options={"measure": False})
+        _compile(model, inputs, both=case.endswith(STEP))
         whole, whole_work = time.perf_counter() - start, time.process_time() - worked
     phases: dict[str, float] = {}
     for done in made:
@@ -342,7 +353,7 @@ def table(cases: Mapping[str, Facts], machine: str, threads: int) -> Table:
 @click.option(
     "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="write all figures there"
 )
-@click.option("--only", multiple=True, type=click.Choice(list(CASES)), help="some of them")
+@click.option("--only", multiple=True, type=click.Choice(NAMES), help="some of them")
 @click.option("--machine", default=HOST, show_default=True, help="what is compiled for")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--child-json", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
@@ -357,7 +368,7 @@ def main(
         return
     console = Console() if Console().is_terminal else Console(width=150)
     cases: dict[str, Facts] = {}
-    for name in only or CASES:
+    for name in only or NAMES:
         with console.status(name):
             cases[name] = record.cold_child(
                 "benchmarks.compile_work", ["--only", name, "--machine", machine], threads
