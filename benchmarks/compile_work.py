@@ -283,11 +283,10 @@ class Work:
 
 def _compile(model: nn.Module, inputs: tuple[Tensor, ...], *, both: bool) -> None:
     """Inference with frozen weights, or `both` passes of a step of training."""
-    options = {"measure": False}
     if not both:
-        tilewright.compile(model, inputs, freeze=True, options=options)
+        tilewright.compile(model, inputs, freeze=True, options={"measure": False})
         return
-    compiled = torch.compile(model, backend=tilewright.backend, options=options)
+    compiled = torch.compile(model, backend=tilewright.backend, options={"measure": False})
     compiled(*inputs).float().square().mean().backward()
 
 
