@@ -75,7 +75,7 @@ class Unrun(Captured):
         return made
 
 
-_NO_EXECUTABLE = Captured(fx.GraphModule({}, fx.Graph()), {})
+NO_EXECUTABLE = Captured(fx.GraphModule({}, fx.Graph()), {})
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def elsewhere(machine: str) -> Generator[list[Compiled]]:
     with (
         mock.patch.object(compiler, "place_of", place_of),
         mock.patch.object(compiler, "find_missing", lambda options, where: ""),
-        mock.patch.object(compiler, "executable", lambda *given, **named: _NO_EXECUTABLE),
+        mock.patch.object(compiler, "executable", lambda *given, **named: NO_EXECUTABLE),
         watch_compilations(unrun),
     ):
         yield made
@@ -156,9 +156,9 @@ class Counted:
         """Count meanwhile. Without `build`, nothing is built."""
         best, plain = Solver._best, cuda.build_kernels
 
-        def counted_best(solver: Solver, kernel: Kernel, layouts: Layouts) -> Solution:
+        def counted_best(solver: Solver, kernel: Kernel, layouts: Layouts, key: str) -> Solution:
             self.solved += 1
-            return best(solver, kernel, layouts)
+            return best(solver, kernel, layouts, key)
 
         def counted_build(
             sources: Sequence[TritonSource], target: Target, store: ContentStore

@@ -14,7 +14,7 @@ from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
 from tilewright.form.companions import with_companions
 from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import const
+from tilewright.ir.expr import Expr, const, walk
 from tilewright.ir.form import Form
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Sized, Tiling
@@ -175,3 +175,20 @@ def test_refusal_more_clones_than_allowed() -> None:
 def test_heads_of_a_fused_projection_make_one_form() -> None:
     form = form_of(Case("qkv", qkv_heads, ((2, 10, 48),), ({0: "b", 1: "s"},)), dynamic=True)
     assert len(form.outputs) == 1 and len(form.folds) == 4
+
+
+def test_what_classes_see_of_an_expression_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining, refining and merging ask the same of the same expressions, form after form."""
+    graph = capture(SOFTMAX, False)
+    kernel = one_kernel(graph)
+    make_form(kernel, graph.layouts)
+    walked: list[Expr] = []
+
+    def noted(e: Expr) -> tuple[Expr, ...]:
+        walked.append(e)
+        return walk(e)
+
+    monkeypatch.setattr("tilewright.form.classes.walk", noted)
+    monkeypatch.setattr("tilewright.ir.form.walk", noted)
+    make_form(kernel, graph.layouts)
+    assert len(walked) <= 2 * len(kernel.ops)

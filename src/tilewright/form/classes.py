@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_classes import Classes, age_of, terms_of
@@ -95,22 +96,36 @@ def _row_meetings(form: Form) -> Iterator[tuple[Axis, Axis]]:
     """Axes of equal extents along memory, one that a fold goes over and one that only outputs have: rows that share no
     value, as where the squares of a row were stored by another kernel. Products have loops of their own."""
     folds = list(form.folds.values())
-    if any(product_sides(i) is not None for i in folds):
+    if not folds or any(product_sides(i) is not None for i in folds):
         return
     folded = {a for i in folds for a in i.axes}
+    alone = [b for o in form.outputs for b in _along_memory(o) if b not in folded]
+    if not alone:
+        return
     for fold in folds:
         for a in filter(fold.reduce.__contains__, _along_memory(fold)):
-            for o in form.outputs:
-                yield from ((a, b) for b in _along_memory(o) if b not in folded and b.extent is a.extent)
+            yield from ((a, b) for b in alone if b.extent is a.extent)
 
 
 def _along_memory(item: Item) -> list[Axis]:
     """The axes along which an access of an item is contiguous."""
-    return [a for a in item.axes if any(terms_of(offset).get(a) is dims.ONE for _, offset in item.accesses())]
+    unit = {a for offset in {o for _, o in item.accesses()} for a in _unit_axes(offset)}
+    return [a for a in item.axes if a in unit]
+
+
+@lru_cache(1 << 14)
+def _unit_axes(offset: Expr) -> frozenset[Axis]:
+    """The axes whose next element is the next one in memory."""
+    return frozenset(a for a, factor in terms_of(offset).items() if factor is dims.ONE)
 
 
 def _values(item: Item) -> list[Expr]:
-    return list({x: None for b in item.roots for x in walk(b) if x.op == "value"})
+    return list(dict.fromkeys(x for b in item.roots for x in _values_in(b)))
+
+
+@lru_cache(1 << 14)
+def _values_in(root: Expr) -> tuple[Expr, ...]:
+    return tuple(x for x in walk(root) if x.op == "value")
 
 
 def _by_param(form: Form) -> dict[int, list[tuple[Item, dict[Axis, Expr]]]]:
@@ -155,8 +170,9 @@ def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
     """(axis, inner size) wherever some access map or fold index sees only part of an axis."""
     for item in form.items:
         for root in item.roots:
-            looked_up = _looked_up(form, root)
-            for x in walk(root):
+            parts = _parts_seen(root)
+            looked_up = _looked_up(form, root) if any(x.op == "floordiv" for x in parts) else ()
+            for x in parts:
                 if x in looked_up:
                     continue
                 if x.op in ("floordiv", "mod") and x.dtype is i64 and isinstance(x.args[0].value, Axis):
@@ -166,6 +182,12 @@ def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
                         for factor in terms_of(arg).values():
                             yield kept, factor
     yield from _boundary_splits(form)
+
+
+@lru_cache(1 << 14)
+def _parts_seen(root: Expr) -> tuple[Expr, ...]:
+    """The nodes that may see a part of an axis."""
+    return tuple(x for x in walk(root) if x.op in ("floordiv", "mod", "value"))
 
 
 def _looked_up(form: Form, root: Expr) -> set[Expr]:
@@ -379,13 +401,14 @@ def _merge(form: Form) -> Form:
 
 
 def _mergeable(form: Form) -> Iterator[tuple[Axis, Axis]]:
-    watched = _watched(form)
-    scans = {i.scan for i in form.items if i.scan}
-    for b in form.classes():
-        for a in form.classes():
-            if a == b or {a, b} & watched or {a, b} & scans:
-                continue
-            if all(_merges_in(i, a, b) for i in form.items):
+    apart = _watched(form) | {i.scan for i in form.items if i.scan}
+    free = [a for a in form.classes() if a not in apart]
+    if len(free) < 2:
+        return
+    accessed = {i: list(dict.fromkeys(offset for _, offset in i.accesses())) for i in form.items}
+    for b in free:
+        for a in free:
+            if a != b and all(_merges_in(i, a, b, offsets) for i, offsets in accessed.items()):
                 yield a, b
 
 
@@ -418,11 +441,12 @@ def _watched(form: Form) -> set[Axis]:
     return found
 
 
-def _merges_in(i: Item, a: Axis, b: Axis) -> bool:
+def _merges_in(i: Item, a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:
+    """Whether an item that accesses memory at these `offsets` sees two classes as one."""
     sides = [(a in g, b in g) for g in (i.kept, i.reduce)]
     if any(x != y for x, y in sides):
         return False
-    for _, offset in i.accesses():
+    for offset in offsets:
         terms = terms_of(offset)
         ca, cb = terms.get(a, dims.ZERO), terms.get(b, dims.ZERO)
         if ca is not dims.mul(cb, b.extent):

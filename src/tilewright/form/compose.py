@@ -63,6 +63,10 @@ _ONE_ROUNDING = Rewriter(CASTS)
 _TOGETHER = Rewriter(CASTS + INDEX_COMPARISONS)
 """And comparisons that only bodies together decide: one op makes places, the next compares them."""
 
+_WRITTEN: dict[object, tuple[Expr, ...]] = {}
+"""Bodies of ops with what they read put in, by all that they are made of: a kernel that grew by an op writes that op
+alone."""
+
 
 class _Composer:
     def __init__(
@@ -112,12 +116,33 @@ class _Composer:
         else:
             axes = tuple(self.axis(a.extent) for a in (*expr.axes, *expr.reduce))
         fresh = dict(zip((*expr.axes, *expr.reduce), axes, strict=True))
-        table = {axis(a): _plain(b) for a, b in fresh.items()}
-        body = tuple(_TOGETHER(self.inline(substitute(b, table), op)) for b in expr.body)
+        body = self.written(op, expr, fresh)
         if expr.reduction is None:
             self.pointwise[op.output] = (axes, self.rounded(body[0], op.output))
             return
         self.fold(op, expr, fresh, body)
+
+    def written(self, op: Op, expr: TensorExpr, fresh: Mapping[Axis, Axis]) -> tuple[Expr, ...]:
+        """The body of an op over `fresh` axes, with what it reads put in."""
+        reads = tuple(map(self.meaning, op.inputs))
+        key = (expr, tuple(fresh.values()), reads, self.round_halves, tuple(self.coarse))
+        body = _WRITTEN.get(key)
+        if body is None:
+            table = {axis(a): _plain(b) for a, b in fresh.items()}
+            body = tuple(_TOGETHER(self.inline(substitute(b, table), op)) for b in expr.body)
+            if len(_WRITTEN) >= EXPRESSIONS.memo_bodies:
+                _WRITTEN.clear()
+            _WRITTEN[key] = body
+        return body
+
+    def meaning(self, v: Value) -> tuple[object, ...]:
+        """All that `element` sees of a value: equal for values whose elements are written alike."""
+        if v in self.folded:
+            return "fold", *self.folded[v], v.shape, v.dtype, v in self.kernel.outputs
+        if v in self.pointwise:
+            return "pointwise", *self.pointwise[v], v.shape
+        layout = self.layouts.get(v)
+        return "input", self.slot[v], v.shape, v.dtype, None if layout is None else layout.strides
 
     def fold(self, op: Op, expr: TensorExpr, fresh: dict[Axis, Axis], body: tuple[Expr, ...]) -> None:
         number = len(self.items)

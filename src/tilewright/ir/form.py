@@ -61,13 +61,13 @@ class Item:
 
     def accesses(self) -> list[tuple[int, Expr]]:
         """(parameter, offset) of each memory access."""
-        found = [
-            (x.value, x.args[0])
-            for b in self.roots
-            for x in walk(b)
-            if x.op == "read" and isinstance(x.value, int)
-        ]
+        found = [access for b in self.roots for access in _accesses_of(b)]
         return found if self.is_fold else [*found, (self.param, self.offset)]
+
+
+@lru_cache(1 << 14)
+def _accesses_of(root: Expr) -> tuple[tuple[int, Expr], ...]:
+    return tuple((x.value, x.args[0]) for x in walk(root) if x.op == "read" and isinstance(x.value, int))
 
 
 @dataclass(frozen=True, slots=True)

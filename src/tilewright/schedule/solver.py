@@ -16,7 +16,7 @@ from tilewright.form.products.product_chains import limit_product_chains
 from tilewright.form.steps import take, take_again
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32
-from tilewright.ir.form import Form
+from tilewright.ir.form import Form, FormStep
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Bucket, Kernel, Note, Scheduled
@@ -66,6 +66,8 @@ class Solver:
         self.scheduler = scheduler_of(target) if scheduler is None else scheduler
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, Solution | IllegalSchedule] = {}
+        self.forms: dict[str, Form | IllegalSchedule] = {}
+        """The forms that kernels have before any step, which sizes, and what a level holds, do not change."""
         self.preferred: dict[str, Solution] = {}
         """What a clock found faster, by the keys that kernels have whose values are all dense."""
         self.preferred_as_laid: dict[str, Solution | None] = {}
@@ -78,7 +80,13 @@ class Solver:
         """The same for other sizes; it remembers nothing of these."""
         if hints == self.hints:
             return self
-        return Solver(self.target, self.options, self.tuning, hints, self.scheduler)
+        return self._like(self.target, hints)
+
+    def _like(self, target: Target, hints: SizeHints) -> Solver:
+        """A solver that shares the forms of kernels with this one."""
+        made = Solver(target, self.options, self.tuning, hints, self.scheduler)
+        made.forms = self.forms
+        return made
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -128,8 +136,7 @@ class Solver:
         """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
         took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids
         it."""
-        plain = form_of(kernel, layouts, self.target, self.options)
-        form = take_again(form_steps(text), plain, self.target, self.hints)
+        form = self._under(kernel, layouts, form_steps(text))
         schedule = parse(text, form.classes())
         check_roles(form, schedule)
         return Solution(schedule, form, seconds, form)
@@ -173,7 +180,7 @@ class Solver:
     def _given(self, kernel: Kernel, layouts: Layouts, schedule: Schedule) -> Scheduled:
         """A kernel under a schedule that somebody gives."""
         target, hints = self.target, self.hints
-        form = form_under(kernel, layouts, schedule, target, self.options, hints)
+        form = self._under(kernel, layouts, schedule.form_steps)
         check_roles(form, schedule)
         self.scheduler.check_capacity(form, schedule, target)
         program = _in_input(kernel, lower_form(form, schedule))
@@ -206,7 +213,7 @@ class Solver:
         before, capacity = self.solve(kernel, layouts).programs, int(level.capacity * share)
         while capacity >= SCHEDULES.min_shared_bytes:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
-            self.shrunk[key] = Solver(less, self.options, self.tuning, self.hints, self.scheduler)
+            self.shrunk[key] = self._like(less, self.hints)
             if self.solve(kernel, layouts).programs != before:
                 return True
             capacity //= 2
@@ -232,7 +239,7 @@ class Solver:
         found = self._preferred(kernel, layouts, key) or self.known.get(key)
         if found is None:
             try:
-                found = self._best(kernel, layouts)
+                found = self._best(kernel, layouts, key)
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
@@ -240,8 +247,26 @@ class Solver:
             raise found
         return found
 
-    def _best(self, kernel: Kernel, layouts: Layouts) -> Solution:
-        form = form_of(kernel, layouts, self.target, self.options)
+    def find_form(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> Form:
+        """The form that the ops of a kernel have, before any step. Raises IllegalSchedule if there is none."""
+        key = key or kernel_key(kernel, layouts)
+        found = self.forms.get(key)
+        if found is None:
+            try:
+                found = form_of(kernel, layouts, self.target, self.options)
+            except IllegalSchedule as refused:
+                found = refused
+            self.forms[key] = found
+        if isinstance(found, IllegalSchedule):
+            raise found
+        return found
+
+    def _under(self, kernel: Kernel, layouts: Layouts, steps: tuple[FormStep, ...]) -> Form:
+        """The form to which these steps lead. Raises IllegalSchedule if there is none."""
+        return take_again(steps, self.find_form(kernel, layouts), self.target, self.hints)
+
+    def _best(self, kernel: Kernel, layouts: Layouts, key: str) -> Solution:
+        form = self.find_form(kernel, layouts, key)
         form = self.take("use_erfc", form) if "erfc" in self.target.quick else form
         return self.scheduler.best(form, self)
 
@@ -256,7 +281,7 @@ class Solver:
 
     def _laid(self, found: Solution, kernel: Kernel, layouts: Layouts) -> Solution | None:
         try:
-            form = form_under(kernel, layouts, found.schedule, self.target, self.options, self.hints)
+            form = self._under(kernel, layouts, found.schedule.form_steps)
             if set(form.classes()) != {c.axis for c in found.schedule.tiling.classes}:
                 return None
             check_roles(form, found.schedule)

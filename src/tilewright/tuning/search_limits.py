@@ -18,6 +18,8 @@ class ExpressionLimits:
     """Objects whose parts are remembered."""
     memo_rewrites: int = 1 << 16
     """Results that a rewriter remembers; when there are more, it starts anew."""
+    memo_bodies: int = 1 << 14
+    """Bodies of ops in kernels that are remembered, with what they read put in; when there are more, it starts anew."""
     max_rewrites_of_a_node: int = 200
     """Rewrites of one node before the rule set is called divergent."""
     memo_results: int = 1 << 16
