@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.support.normal_graph import capture
 from tests.support.one_kernel import one_kernel
 from tests.support.tile_programs import M, N, Vars
-from tests.support.triton.harness import Job, build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.harness import Built, Job, build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright.errors import IllegalSchedule
@@ -175,6 +175,26 @@ def test_machine_code(tmp_path: Path) -> None:
     level = preset("sm_90").level(MemoryKind.SHARED)
     assert level is not None and built.facts.shared <= level.capacity
     assert source.persistent and not built.facts.spills
+
+
+def test_blocks_that_begin_early_wait_once_and_load_ahead_all_the_same(tmp_path: Path) -> None:
+    """A wait in the loop over grid points would leave one load under way at a time."""
+    graph = capture(product, (torch.empty(4096, 4096).half(), torch.empty(4096, 4096).half()))
+    solver, found = proposals(4096, 4096, 4096)
+    schedule = next(s.schedule for s in found if s.schedule.launch.persistent)
+    program = solver.solve(one_kernel(graph), graph.layouts, schedule).program
+    machine = preset("sm_90")
+    built: list[Built] = []
+    for n, each in enumerate((machine, replace(machine, early_launch="any"))):
+        source = print_triton(program, (), each, FAST, "k0")
+        built.append(build(tmp_path / str(n), source))
+    assert source.outside and source.text.index("gdc_wait") < source.text.index("tl.num_programs")
+    plain, early = built
+    assert early.facts.shared == plain.facts.shared and not early.facts.spills
+    copies = "cp.async.bulk.tensor.2d.shared"
+    assert early.text.count(copies) == plain.text.count(copies) > 2
+    waits = [m.start() for m in re.finditer(r"griddepcontrol\.wait", early.text)]
+    assert len(waits) == 1 and waits[0] < early.text.index(copies)
 
 
 def test_they_are_proposed_where_points_are_many() -> None:
