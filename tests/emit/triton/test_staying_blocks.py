@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.support.normal_graph import capture
 from tests.support.one_kernel import one_kernel
 from tests.support.tile_programs import M, N, Vars
-from tests.support.triton.harness import Built, Job, build, interpret, print_triton, same_as_interpreter
+from tests.support.triton.harness import Job, build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright.errors import IllegalSchedule
@@ -52,7 +52,7 @@ def beside(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     return y, (bias.expand(y.shape) * 2).contiguous(), torch.ones_like(y)
 
 
-PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], Sequence[dict[int, str]]]] = {
+PROGRAMS: dict[str, tuple[Callable[..., object], Sequence[Tensor], Sequence[dict[int, str]]]] = {
     "product": (product, (halves(80, 48), halves(48, 96)), ({}, {})),
     "ragged": (product, (halves(70, 48), halves(48, 88)), ({}, {})),
     "batched": (product, (halves(3, 40, 32), halves(3, 32, 64)), ({}, {})),
@@ -192,12 +192,11 @@ def test_blocks_that_begin_early_wait_once_and_load_ahead_all_the_same(tmp_path:
     schedule = next(s.schedule for s in found if s.schedule.launch.persistent)
     program = solver.solve(one_kernel(graph), graph.layouts, schedule).program
     machine = preset("sm_90")
-    built: list[Built] = []
-    for n, each in enumerate((machine, replace(machine, early_launch="any"))):
-        source = print_triton(program, (), each, FAST, "k0")
-        built.append(build(tmp_path / str(n), source))
-    assert source.outside and source.text.index("gdc_wait") < source.text.index("tl.num_programs")
-    plain, early = built
+    machines = machine, replace(machine, early_launch="any")
+    sources = [print_triton(program, (), m, FAST, "k0") for m in machines]
+    text = sources[1].text
+    assert sources[1].outside and text.index("gdc_wait") < text.index("tl.num_programs")
+    plain, early = (build(tmp_path / str(n), source) for n, source in enumerate(sources))
     assert early.facts.shared == plain.facts.shared and not early.facts.spills
     copies = "cp.async.bulk.tensor.2d.shared"
     assert early.text.count(copies) == plain.text.count(copies) > 2
@@ -222,3 +221,21 @@ def test_shared_memory_holds_results_beside_operands() -> None:
     solver.solve(one_kernel(graph), graph.layouts, full)
     with pytest.raises(IllegalSchedule, match="shared memory holds 232448 bytes of a block"):
         solver.solve(one_kernel(graph), graph.layouts, full.changed(stored_pieces=1))
+
+
+def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return x @ w + r
+
+
+def test_shared_memory_holds_what_is_added_beside_operands(tmp_path: Path) -> None:
+    """A block of another tensor arrives while operands of the next point do."""
+    given = torch.empty(8192, 1024).half(), torch.empty(1024, 4096).half(), torch.empty(8192, 4096).half()
+    graph = capture(residual, given)
+    kernel, solver, machine = one_kernel(graph), Solver(preset("sm_90"), Options()), preset("sm_90")
+    found = [s for s in solver.proposals(kernel, graph.layouts) if s.schedule.launch.persistent]
+    level = machine.level(MemoryKind.SHARED)
+    assert found and level is not None
+    for n, solution in enumerate(found[:2]):
+        program = solver.solve(kernel, graph.layouts, solution.schedule).program
+        built = build(tmp_path / str(n), print_triton(program, (), machine, FAST, "k0"))
+        assert built.facts.shared <= level.capacity
