@@ -94,6 +94,24 @@ def test_steps_are_written_out_until_each_value_is_back_in_its_register() -> Non
     assert ", 4 steps written out" in with_carried_loads(sums()).show()
 
 
+def test_rows_that_come_around_are_loaded_once() -> None:
+    """x[p % 3], x[(p + 1) % 3], x[(p + 2) % 3]: what the last one is next is what the first one is now."""
+    var, body = Vars(), list[Stmt]()
+    total = ZERO
+    for n in range(3):
+        v, row = var(f32, C), dims.mod(dims.add(axis(P), integer(n)), integer(3))
+        body.append(Load(v, X, dims.add(dims.mul(row, integer(WIDTH)), axis(C))))
+        total = call("add", total, call("mul", value_of(v), const(n + 1, f32)))
+    loop = Loop(P, integer(0), integer(ROWS), 1, (*body, Store(Y, place(0), total, (C,))))
+    before = TileProgram((X, Y), (), (Loop(C, integer(0), integer(WIDTH), WIDTH, (loop,)),), lane=C)
+    after = with_carried_loads(before)
+    after.verify()
+    assert loads_of_a_step(after) == 0 and {s.axis: s.unrolled for s in after.loops()}[P] == 3
+    x = np.random.default_rng(0).standard_normal(ROWS * WIDTH).astype(np.float32)
+    for one, other in zip(*(run_program(p, [x, np.zeros_like(x)]) for p in (before, after)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def of_data() -> TileProgram:
     """x[index[p] + ...]: where it reads is data."""
     program = sums()

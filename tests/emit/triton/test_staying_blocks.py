@@ -46,11 +46,18 @@ def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return F.relu(F.linear(x, w, bias)) * 2
 
 
-PROGRAMS: dict[str, tuple[Callable[..., Tensor], Sequence[Tensor], Sequence[dict[int, str]]]] = {
+def beside(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """With results that are the same in each row, and everywhere."""
+    y = x @ w
+    return y, (bias.expand(y.shape) * 2).contiguous(), torch.ones_like(y)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., object], Sequence[Tensor], Sequence[dict[int, str]]]] = {
     "product": (product, (halves(80, 48), halves(48, 96)), ({}, {})),
     "ragged": (product, (halves(70, 48), halves(48, 88)), ({}, {})),
     "batched": (product, (halves(3, 40, 32), halves(3, 32, 64)), ({}, {})),
     "layer": (layer, (halves(66, 32), halves(72, 32), halves(72)), ({}, {}, {})),
+    "all rows alike": (beside, (halves(66, 32), halves(32, 72), halves(72)), ({}, {}, {})),
     "unknown rows": (product, (halves(80, 32), halves(32, 64)), ({0: "m"}, {})),
 }
 
@@ -87,7 +94,8 @@ def test_they_mean_what_a_block_for_each_point_means(name: str, tmp_path: Path) 
     jobs = [job(name, pieces, FAST) for pieces in (0, 1, 2)] + [job(name, 2, GENERIC)]
     for each, pieces in zip(jobs, (0, 1, 2, 0), strict=True):
         text = each.source().text
-        assert "tl.num_programs(0)" in text and text.count(".store([") == pieces
+        results = sum(given is None for given in each.inputs)
+        assert "tl.num_programs(0)" in text and text.count(".store([") == pieces * results
     for each, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
         same_as_interpreter(each, outcome, rtol=2e-3, atol=2e-3)
 
@@ -177,6 +185,25 @@ def test_machine_code(tmp_path: Path) -> None:
     assert source.persistent and not built.facts.spills
 
 
+def test_blocks_that_begin_early_wait_once_and_load_ahead_all_the_same(tmp_path: Path) -> None:
+    """A wait in the loop over grid points would leave one load under way at a time."""
+    graph = capture(product, (torch.empty(4096, 4096).half(), torch.empty(4096, 4096).half()))
+    solver, found = proposals(4096, 4096, 4096)
+    schedule = next(s.schedule for s in found if s.schedule.launch.persistent)
+    program = solver.solve(one_kernel(graph), graph.layouts, schedule).program
+    machine = preset("sm_90")
+    machines = machine, replace(machine, early_launch="any")
+    sources = [print_triton(program, (), m, FAST, "k0") for m in machines]
+    text = sources[1].text
+    assert sources[1].outside and text.index("gdc_wait") < text.index("tl.num_programs")
+    plain, early = (build(tmp_path / str(n), source) for n, source in enumerate(sources))
+    assert early.facts.shared == plain.facts.shared and not early.facts.spills
+    copies = "cp.async.bulk.tensor.2d.shared"
+    assert early.text.count(copies) == plain.text.count(copies) > 2
+    waits = [m.start() for m in re.finditer(r"griddepcontrol\.wait", early.text)]
+    assert len(waits) == 1 and waits[0] < early.text.index(copies)
+
+
 def test_they_are_proposed_where_points_are_many() -> None:
     assert any(s.schedule.launch.persistent for s in proposals(8192, 1024, 8192)[1])
     for few in (proposals(512, 1024, 512), proposals(16, 4096, 4096)):
@@ -194,3 +221,21 @@ def test_shared_memory_holds_results_beside_operands() -> None:
     solver.solve(one_kernel(graph), graph.layouts, full)
     with pytest.raises(IllegalSchedule, match="shared memory holds 232448 bytes of a block"):
         solver.solve(one_kernel(graph), graph.layouts, full.changed(stored_pieces=1))
+
+
+def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return x @ w + r
+
+
+def test_shared_memory_holds_what_is_added_beside_operands(tmp_path: Path) -> None:
+    """A block of another tensor arrives while operands of the next point do."""
+    given = torch.empty(8192, 1024).half(), torch.empty(1024, 4096).half(), torch.empty(8192, 4096).half()
+    graph = capture(residual, given)
+    kernel, solver, machine = one_kernel(graph), Solver(preset("sm_90"), Options()), preset("sm_90")
+    found = [s for s in solver.proposals(kernel, graph.layouts) if s.schedule.launch.persistent]
+    level = machine.level(MemoryKind.SHARED)
+    assert found and level is not None
+    for n, solution in enumerate(found[:2]):
+        program = solver.solve(kernel, graph.layouts, solution.schedule).program
+        built = build(tmp_path / str(n), print_triton(program, (), machine, FAST, "k0"))
+        assert built.facts.shared <= level.capacity

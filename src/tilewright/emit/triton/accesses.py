@@ -226,7 +226,7 @@ class Accesses:
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
         name = s.block and self.descriptors.get((s.buffer.name, s.block.descriptor))
         if s.block is not None and name:
-            self.store_block(name, s.block, value)
+            self.store_block(name, s.block, value, s.buffer.dtype)
             return
         if s.interleaved is not None:
             s, value = self.along_memory(s, s.interleaved, value)
@@ -242,11 +242,12 @@ class Accesses:
             self.loads = False
         self.lines.put(f"tl.store({text})")
 
-    def store_block(self, name: str, block: StoredBlock, value: Term) -> None:
-        """A store by descriptor, of the pieces of a block one after the other."""
+    def store_block(self, name: str, block: StoredBlock, value: Term, dtype: DType) -> None:
+        """A store by descriptor, of the pieces of a block one after the other. It has an element for each place, also
+        where `value` is the same along an axis."""
         printer, tile = self.printer, block.descriptor.tile
         own = [p.value for p, n in zip(block.at, tile, strict=True) if n > 1 and isinstance(p.value, Axis)]
-        text = printer.fit(value, printer.ordered(own)).text
+        text = printer.spread(value, printer.ordered(own), dtype).text
         if list(printer.ordered(own)) != own:
             text = f"tl.trans({text})"
         parts = [text]

@@ -148,10 +148,13 @@ def _turns(next_of: Mapping[Var, Var]) -> int:
     """After how many steps every value is in the register again in which it was."""
     longest = 1
     for v in next_of:
-        count = 1
-        while v in next_of:
-            v, count = next_of[v], count + 1
-        longest = max(longest, count)
+        way = {v}
+        while (
+            then := next_of.get(v)
+        ) is not None and then not in way:  # rows that come around end where they began
+            way.add(then)
+            v = then
+        longest = max(longest, len(way))
     return longest
 
 

@@ -2,7 +2,8 @@
 
 They wait in front of all that they do. The kernel behind is released in front of the last stores, when nothing is left
 to load: what it does before its own wait needs no memory, and its grid points get no place on the machine before all of
-this kernel's have begun."""
+this kernel's have begun. A block that goes through grid points (`TileProgram.persistent`) waits once, and releases the
+kernel behind in its first point: that one waits for the end of all of them before it touches memory."""
 
 from __future__ import annotations
 

@@ -6,9 +6,11 @@ given is refused here, with the level, the need and the capacity.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Axis, axes_of, walk
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.target import MemoryKind, Target
@@ -38,15 +40,23 @@ def check_capacity(form: Form, schedule: Schedule, target: Target) -> None:
 
 
 def plain_excess(product: PlainProduct, tiles: Tiles, target: Target) -> str:
-    """The same as `excess`, of a plain product in tiles: a block that stays loads for the next point while a piece of
-    its results is stored."""
-    stored = _stored_bytes(product.form, tiles.blocks) // max(1, tiles.stored_pieces)
-    return product_excess(product, tiles.blocks, target, stored if _stores_beside(tiles) else 0)
+    """The same as `excess`, of a plain product in tiles: a block that goes through grid points loads operands of the
+    next one while it ends, so what that needs of shared memory lies beside them."""
+    return product_excess(product, tiles.blocks, target, _ending_bytes(product.form, tiles))
 
 
-def _stores_beside(tiles: Tiles) -> bool:
-    """Whether results lie in shared memory together with operands."""
-    return tiles.persistent and tiles.stored_pieces > 0
+def _ending_bytes(form: Form, tiles: Tiles) -> int:
+    """Bytes beside operands in a block that goes through grid points: of what results are made of besides sums, and of
+    a piece of a result that a descriptor stores."""
+    if not tiles.persistent:
+        return 0
+    reads = {x for o in form.outputs for b in o.body for x in walk(b) if x.op == "read"}
+    needed = _stored_bytes(form, tiles.blocks) // tiles.stored_pieces if tiles.stored_pieces else 0
+    for x in reads:
+        assert isinstance(x.value, int)
+        block = (tiles.blocks.tiles.get(a.value, 1) for a in axes_of(x) if isinstance(a.value, Axis))
+        needed += math.prod(block) * form.params[x.value].dtype.bytes
+    return needed
 
 
 def product_excess(product: PlainProduct, blocks: ProductBlocks, target: Target, beside: int = 0) -> str:

@@ -153,15 +153,18 @@ def _variants(
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
     single = [t for m in made for t in _loaded(product, m, target)]
-    return [*single, *(_staying(product, t, target) for t in single if stays(product, t, target, hints))]
+    return [
+        *single,
+        *(s for t in single if stays(product, t, target, hints) for s in _staying(product, t, target)),
+    ]
 
 
-def _staying(product: PlainProduct, tiles: Tiles, target: Target) -> Tiles:
+def _staying(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
     """The same with blocks that go through grid points, and store by descriptor where shared memory has room for a
-    piece of the results beside operands."""
+    piece of the results beside operands; none where it has no room for what results are made of."""
     made = replace(tiles, persistent=True)
-    copied = replace(made, stored_pieces=PROPOSALS.stored_pieces)
-    return made if plain_excess(product, copied, target) else copied
+    both = replace(made, stored_pieces=PROPOSALS.stored_pieces), made
+    return [t for t in both if not plain_excess(product, t, target)][:1]
 
 
 def _loaded(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
