@@ -100,7 +100,7 @@ DEFINITIONS: Mapping[str, str] = {
     "lower.legalise.cpu.MIN_TRANSPOSED_LANES": "a fact of the vector headers",
     "lower.legalise.gpu.MIN_DOT_EXTENT": "a fact of Triton's products",
     "lower.legalise.index_floats.MAX_EXACT": "follows from the 24 bits of a float32",
-    "lower.specialise.analyse.NOWHERE": "a mark, no number",
+    "lower.descriptors.NOWHERE": "a mark, no number",
     "lower.specialise.plan.BARRIER_BYTES": "a fact of shared memory",
     "lower.specialise.plan.HALF_BYTES": "the size of fp16 and bf16",
     "lower.variants.ALIGNMENT": "what a variant promises; 16 bytes are the widest access",
