@@ -279,7 +279,7 @@ class ProposalChoices:
     stages: tuple[int, ...] = (1, 2, 3, 4, 5)
     """Stages of a block's loop."""
     orders: tuple[int, ...] = (0, 4, 8, 16)
-    """Rows of blocks that are numbered together (`Launch.order`), where operands exceed the last cache."""
+    """Rows of blocks that are numbered together (`LaunchConfig.order`), where operands exceed the last cache."""
     stored_pieces: int = 2
     """Pieces in which descriptors store the results of a block that loads for the next grid point meanwhile."""
     results_side_by_side: tuple[int, ...] = (1, 2, 4, 7, 8)
