@@ -159,6 +159,11 @@ def test_blocks_that_threads_store(program: TileProgram) -> None:
     assert pieces_of(program, 2) == 0
 
 
+def test_more_pieces_than_halves_are_refused() -> None:
+    with pytest.raises(IllegalSchedule, match="a block of results in 4 pieces"):
+        staying("product", 4)
+
+
 # --- machine code, and what is proposed ------------------------------------------
 
 

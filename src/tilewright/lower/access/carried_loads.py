@@ -52,7 +52,7 @@ DATA = frozenset({"var", "value", "read", "slot"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _MaskedRead:
     """What a value is: elements of memory where all of some conditions hold, which `mask` has in their order, else
     0."""
 
@@ -63,18 +63,18 @@ class _Block:
     mask: Expr | None = field(compare=False)
 
     @classmethod
-    def of(cls, s: Load, mask: Expr | None) -> _Block:
+    def of(cls, s: Load, mask: Expr | None) -> _MaskedRead:
         """A load under a mask."""
         return cls(s.buffer, s.offset, frozenset(conjuncts(mask)), s.var.dtype, mask)
 
-    def at(self, place: Axis, value: Expr) -> _Block:
+    def at(self, place: Axis, value: Expr) -> _MaskedRead:
         """The same with `value` in the place of an axis."""
         put = {axis(place): value}
         mask = None if self.mask is None else substitute(self.mask, put)
         offset, conditions = substitute(self.offset, put), frozenset(conjuncts(mask))
         return replace(self, offset=offset, conditions=conditions, mask=mask)
 
-    def where(self, condition: Expr) -> _Block:
+    def where(self, condition: Expr) -> _MaskedRead:
         """The same where a condition holds, too."""
         mask = condition if self.mask is None else both(self.mask, condition)
         return replace(self, conditions=frozenset(conjuncts(mask)), mask=mask)
@@ -141,10 +141,10 @@ def _carried(loop: Loop, stored: Set[str], fresh: int) -> Sequence[Stmt] | None:
     kept = _without_unread([s for s in loop.body if not states & {v.id for v in defines(s)}])
     update = Update(tuple(moving), tuple(value_of(next_of[v]) for v in moving))
     body = (*ahead, *kept, update)
-    return (*before, replace(loop, body=body, unrolled=_turns(next_of)))
+    return (*before, replace(loop, body=body, unrolled=_rotation_length(next_of)))
 
 
-def _turns(next_of: Mapping[Var, Var]) -> int:
+def _rotation_length(next_of: Mapping[Var, Var]) -> int:
     """After how many steps every value is in the register again in which it was."""
     longest = 1
     for v in next_of:
@@ -164,13 +164,13 @@ def _without_unread(body: Sequence[Stmt]) -> list[Stmt]:
     return [s for s in body if not isinstance(s, Load) or s.var.id in used]
 
 
-def _blocks(body: Sequence[Stmt]) -> dict[Var, _Block]:
+def _blocks(body: Sequence[Stmt]) -> dict[Var, _MaskedRead]:
     """The values that statements define and that are blocks of memory: loads, and choices between one and 0."""
-    found: dict[Var, _Block] = {}
+    found: dict[Var, _MaskedRead] = {}
     whole: dict[int, Load] = {}
     for s in body:
         if isinstance(s, Load) and _is_plain(s):
-            found[s.var] = _Block.of(s, s.mask)
+            found[s.var] = _MaskedRead.of(s, s.mask)
             if s.mask is None:
                 whole[s.var.id] = s
         elif isinstance(s, Compute) and s.expr.op == "where":
@@ -182,7 +182,7 @@ def _blocks(body: Sequence[Stmt]) -> dict[Var, _Block]:
                 and s.var.dtype is read.var.dtype
                 and _is_index(condition)
             ):
-                found[s.var] = _Block.of(read, condition)
+                found[s.var] = _MaskedRead.of(read, condition)
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, substitute, walk
 from tilewright.ir.program import (
     Descriptor,
@@ -59,7 +60,12 @@ def with_descriptors(program: TileProgram) -> TileProgram:
 
 def with_stored_blocks(program: TileProgram, pieces: int) -> TileProgram:
     """The same program in which stores of blocks of rows and columns that descriptors reach say how, in so many
-    `pieces` side by side. What is loaded again, or stored over, is stored by threads: the machine orders these."""
+    `pieces` side by side. What is loaded again, or stored over, is stored by threads: the machine orders these. Raises
+    IllegalSchedule for more pieces than two: no machine's language takes a block apart otherwise."""
+    if pieces > 2:
+        raise IllegalSchedule(
+            f"a block of results in {pieces} pieces", law="descriptors store a block whole, or in two halves"
+        )
     tiles = {s.axis: s.tile for s in program.loops() if s.tile > 1}
     loaded = {s.buffer.name for s in program.statements() if isinstance(s, Load)}
 
