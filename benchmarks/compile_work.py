@@ -31,7 +31,15 @@ from torch import Tensor, fx, nn
 
 import tilewright
 from benchmarks import record
-from benchmarks.gpu_compile import BUILDING, NO_EXECUTABLE, TORCH, WANTED_SECONDS, Unrun, elsewhere
+from benchmarks.gpu_compile import (
+    BUILDING,
+    NO_EXECUTABLE,
+    TORCH,
+    WANTED_SECONDS,
+    Unrun,
+    elsewhere,
+    longest_phases,
+)
 from benchmarks.gpu_models import NETWORKS, load
 from benchmarks.record import Facts, Json
 from tilewright.emit.triton.kernel import TritonSource
@@ -339,8 +347,7 @@ def table(cases: Mapping[str, Facts], machine: str, threads: int) -> Table:
         if "failed" in facts:
             result.add_row(name, str(facts["failed"])[:60])
             continue
-        phases = cast(Mapping[str, float], facts["phases_s"])
-        longest = [f"{phase} {s:.1f}" for phase, s in phases.items() if phase not in (*BUILDING, *TORCH)][:4]
+        longest = longest_phases(facts)
         seconds, traced = (cast(float, facts[key]) for key in ("seconds", "torch_s"))
         late = " (late)" if seconds > WANTED_SECONDS else ""
         counts = [str(facts[key]) for key in ("priced", "solved", "forms", "lowered", "kernels")]

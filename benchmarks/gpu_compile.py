@@ -205,6 +205,12 @@ def run(case: str, machine: str, *, build: bool) -> Facts:
     }
 
 
+def longest_phases(facts: Facts) -> list[str]:
+    """The first of our own phases in a case, with their seconds."""
+    phases = cast(Mapping[str, float], facts["phases_s"])
+    return [f"{phase} {s:.1f}" for phase, s in phases.items() if phase not in (*BUILDING, *TORCH)][:4]
+
+
 def table(cases: Mapping[str, Facts], machine: str, threads: int) -> Table:
     """One row per case."""
     result = Table(title=f"seconds to compile for {machine}, {threads} threads", title_justify="left")
@@ -216,8 +222,7 @@ def table(cases: Mapping[str, Facts], machine: str, threads: int) -> Table:
         if "failed" in facts:
             result.add_row(name, str(facts["failed"])[:60])
             continue
-        phases = cast(Mapping[str, float], facts["phases_s"])
-        longest = [f"{phase} {s:.1f}" for phase, s in phases.items() if phase not in (*BUILDING, *TORCH)][:4]
+        longest = longest_phases(facts)
         seconds, traced, building = (cast(float, facts[key]) for key in ("seconds", "torch_s", "building_s"))
         late = " (late)" if seconds > WANTED_SECONDS else ""
         result.add_row(

@@ -106,16 +106,17 @@ def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, 
             printer.scope.names[quotient, False] = printer.named(known, "i")
     persistent = program.persistent and not variant.listed
     # A block waits once for all its points: with a wait in the loop over them, Triton (3.9) loads nothing ahead.
-    begin = tuple(s for s in program.body if persistent and isinstance(s, Await))
-    printed_body = Body(program, printer, pointers, variant.aligned, names)
-    printed_body.body(begin)
+    begin = [s for s in program.body if persistent and isinstance(s, Await)]
+    rest = [s for s in program.body if not (persistent and isinstance(s, Await))]
+    body = Body(program, printer, pointers, variant.aligned, names)
+    body.body(begin)
     with (
         _every_point(program, printer)
         if persistent
         else nullcontext(_number(program, printer, variant)) as number
     ):
         print_grid(program, printer, number)
-        printed_body.body([s for s in program.body if s not in begin])
+        body.body(rest)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"

@@ -47,8 +47,7 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.sizes import dims
 
-DATA = frozenset({"var", "value", "read", "slot"})
-"""What makes an offset or a mask depend on data."""
+from .descriptors import DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,8 @@ class _MaskedRead:
 
     def load(self, var: Var) -> Load:
         """A load of it."""
-        return Load(var, self.buffer, self.offset, self.mask, const(0, self.dtype) if self.mask else None)
+        other = None if self.mask is None else const(0, self.dtype)
+        return Load(var, self.buffer, self.offset, self.mask, other)
 
 
 def with_carried_loads(program: TileProgram) -> TileProgram:

@@ -45,6 +45,7 @@ NOWHERE = -1
 """The number of no value."""
 
 DATA = frozenset({"var", "value", "read", "slot"})
+"""What makes an offset or a mask depend on data."""
 
 
 def with_descriptors(program: TileProgram) -> TileProgram:

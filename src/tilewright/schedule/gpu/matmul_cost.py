@@ -201,7 +201,7 @@ def matmul_tiles(form: Form, schedule: Schedule) -> tuple[PlainProduct, Tiles] |
     )
 
 
-def stays(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> bool:
+def persistent_pays(product: PlainProduct, tiles: Tiles, target: Target, hints: SizeHints) -> bool:
     """Whether a block that goes through grid points may be worth it: there are more of these than cores, each of which
     has room for one block, and descriptors load operands, as they are, ahead of sums."""
     model = _Model(product, tiles, target, hints, 0)

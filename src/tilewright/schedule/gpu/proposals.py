@@ -36,8 +36,8 @@ from .matmul_cost import (
     Tiles,
     bytes_once,
     matmul_seconds,
+    persistent_pays,
     plain_product,
-    stays,
 )
 
 
@@ -153,13 +153,11 @@ def _variants(
     best = min((replace(tiles, order=o) for o in orders), key=price)
     made = [best, tiles] if both and best != tiles else [best]
     single = [t for m in made for t in _loaded(product, m, target)]
-    return [
-        *single,
-        *(s for t in single if stays(product, t, target, hints) for s in _staying(product, t, target)),
-    ]
+    staying = [t for t in single if persistent_pays(product, t, target, hints)]
+    return [*single, *(p for t in staying for p in _persistent_variants(product, t, target))]
 
 
-def _staying(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
+def _persistent_variants(product: PlainProduct, tiles: Tiles, target: Target) -> list[Tiles]:
     """The same with blocks that go through grid points, and store by descriptor where shared memory has room for a
     piece of the results beside operands; none where it has no room for what results are made of."""
     made = replace(tiles, persistent=True)
