@@ -28,6 +28,7 @@ from tilewright.ir.program import (
     TileProgram,
     Var,
 )
+from tilewright.lower.legalise import early_launch
 from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import variants
 from tilewright.target import preset
@@ -43,10 +44,13 @@ ONCE, OFTEN = (Loop(Axis("a", integer(n)), integer(0), integer(n), 1, ()) for n 
 
 @pytest.mark.parametrize(
     "program",
-    [softmax(4, 64, scratch=False), entry(BY_NAME["add_bias_gelu"], False).scheduled.program, matrices(f16, False)],
+    [softmax(512, 64, scratch=False), entry(BY_NAME["add_bias_gelu"], False).scheduled.program, matrices(f16, False)],
     ids=["rows", "all", "dot"],
 )  # fmt: skip
-def test_grid_points_wait_first_and_release_before_the_last_stores(program: TileProgram) -> None:
+def test_grid_points_wait_first_and_release_before_the_last_stores(
+    program: TileProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_launch, "GPU_BLOCKS", replace(early_launch.GPU_BLOCKS, max_brief_bytes=0))
     made = legalise_for_gpu(program, EARLY)
     made.verify()
     assert made.body[0] == Await() and legalise_for_gpu(made, EARLY) == made
@@ -60,6 +64,17 @@ def test_grid_points_wait_first_and_release_before_the_last_stores(program: Tile
     assert all(not isinstance(s, (Await, Release)) for s in legalise_for_gpu(program, GPU).statements())
 
 
+@pytest.mark.parametrize("rows, brief", [(8, True), (256, False)])
+def test_what_has_little_to_do_with_memory_releases_before_it_waits(rows: int, brief: bool) -> None:
+    """Two buffers of `rows` rows of 64 singles: 4 and 128 KiB."""
+    made = legalise_for_gpu(softmax(rows, 64, scratch=False), EARLY)
+    made.verify()
+    assert made.body[brief] == Await() and (made.body[0] == Release()) is brief
+    assert sum(isinstance(s, Release) for s in made.statements()) == 1
+    staying = replace(softmax(rows, 64, scratch=False), persistent=True)
+    assert legalise_for_gpu(staying, EARLY).body[0] == Await()  # its points release in a loop behind the one wait
+
+
 def test_passes_over_a_row_that_store_are_released_before() -> None:
     """What loads again and stores in one loop has nothing behind it."""
     made = legalise_for_gpu(entry(BY_NAME["softmax"], True).scheduled.program, EARLY)
@@ -69,14 +84,14 @@ def test_passes_over_a_row_that_store_are_released_before() -> None:
 
 
 def test_the_meaning_is_the_same() -> None:
-    program = softmax(4, 64, scratch=False)
-    given = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), None]
+    program = softmax(512, 64, scratch=False)
+    given = [np.random.default_rng(0).standard_normal((512, 64)).astype(np.float32), None]
     plain, early = (run_program(legalise_for_gpu(program, t), given) for t in (GPU, EARLY))
     np.testing.assert_array_equal(plain[1], early[1])
 
 
 def test_behind_whom_is_told() -> None:
-    program = softmax(4, 64, scratch=False)
+    program = softmax(512, 64, scratch=False)
     made = legalise_for_gpu(program, replace(GPU, early_launch="any"))
     assert made.body[0] == Await(outside=True)
     variant = variants(made)[0]
@@ -98,8 +113,10 @@ def test_behind_whom_is_told() -> None:
         [replace(ONCE, body=(Await(), STORE))],
         [Await(), Await(), STORE],
         [Release(), STORE],
-        [Release(), Await(), STORE],
+        [Release(), Await(), STORE, Release()],
         [Await(), Release(), STORE, Release()],
+        [replace(OFTEN, body=(Release(),)), Await(), STORE],
+        [Branch(TRUE, (Release(),)), Await(), STORE],
         [Await(), replace(OFTEN, body=(Release(), STORE))],
         [Await(), Branch(TRUE, (Release(),)), STORE],
     ],
@@ -113,7 +130,8 @@ def test_what_could_run_ahead_is_refused(body: Sequence[Stmt]) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [[Await(), STORE], [Await(), replace(ONCE, body=(LOAD, Release(), STORE))], [STORE], []]
+    "body",
+    [[Await(), STORE], [Release(), Await(), STORE], [Await(), replace(ONCE, body=(LOAD, Release(), STORE))], [STORE], []],
 )
 def test_what_cannot_is_taken(body: Sequence[Stmt]) -> None:
     program = TileProgram((BUFFER,), (), tuple(body))

@@ -39,12 +39,13 @@ def _device(library: Path) -> Device:
 
 
 def _run(
-    gpu: Device, tmp_path: Path, launched: int, *, outside: bool = False, early: bool = True
-) -> Callable[[], int]:
+    gpu: Device, tmp_path: Path, launched: int, *, outside: bool = False, early: bool = True,
+    releases_first: bool = False,
+) -> Callable[[], int]:  # fmt: skip
     def told(kernel: int, variant: Variant) -> TritonSource:
         return replace(printed(kernel, variant), outside=outside)
 
-    compiler = VariantCompiler(told, built_by(tmp_path, early=early))  # type: ignore[arg-type]
+    compiler = VariantCompiler(told, built_by(tmp_path, early=early, releases_first=releases_first))  # type: ignore[arg-type]
     unit = CudaUnit((program(),), ("m", "n"), compiler, gpu)
     return unit.prepare(ROW * launched, array("Q", [0x1000, 0x2000]), array("q", [5, 1600]))
 
@@ -82,6 +83,16 @@ def test_a_bundle_stays_early_where_its_nodes_are_set(
     run()
     assert number(fake, "nodes_set").value == 4 and _early(fake)[-4:] == [0, 1, 1, 1]
     assert {x.values[0] for x in launches(fake)[-4:]} == {0x5000}
+
+
+def test_the_last_of_a_run_is_launched_plainly_where_it_releases_first(
+    newer: Device, fake: ctypes.CDLL, tmp_path: Path
+) -> None:
+    """What others launch behind it may begin before it waits."""
+    run = _run(newer, tmp_path, 4, outside=True, releases_first=True)
+    for _ in range(3):
+        run()
+    assert _early(fake) == [1, 1, 1, 0] * 2 + [0, 1, 1, 0]  # the third is a bundle
 
 
 @pytest.mark.parametrize("captures", [0, 1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.runtime.cuda import triton_compat
-from tilewright.runtime.cuda.ptx import mend_ptx, waits_first
+from tilewright.runtime.cuda.ptx import mend_ptx, releases_first, waits_first
 
 PROGRAM = """.version 8.4
 .target sm_90a
@@ -87,6 +87,9 @@ def test_a_kernel_that_waits_first() -> None:
     assert waits_first(EARLY) and not waits_first(PROGRAM)
     vectors = "	mov.b64 {%r1, %r2}, %rd1;\n	$L__tmp0: add.s32 %r1, %r1, %r2;\n	// ld.global\n"
     assert waits_first(EARLY.replace("	griddepcontrol", f"{vectors}	griddepcontrol"))
+    hasty = EARLY.replace("	griddepcontrol", "	griddepcontrol.launch_dependents;\n	griddepcontrol")
+    assert waits_first(hasty) and releases_first(hasty) and not releases_first(EARLY)
+    assert not releases_first(EARLY.replace("	griddepcontrol.wait;", "	griddepcontrol.wait;\n	griddepcontrol.launch_dependents;"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_a_kernel_that_waits_first() -> None:
     [
         "ld.global.b32 %r1, [%rd1];", "st.global.b32 [%rd1], %r1;", "@%p1 bra $L__BB0_2;", "bra $L__BB0_2;",
         "atom.global.add.u32 %r1, [%rd1], %r2;", "cp.async.cg.shared.global [%r1], [%rd1], 0x10;", "@%p1",
-        "prefetch.global.L2 [%rd1];", "ret;", "call f, ();", "ld.volatile.global.b32 %r1, [%rd1];",
+        "prefetch.global.L2 [%rd1];", "griddepcontrol;", "ret;", "call f, ();", "ld.volatile.global.b32 %r1, [%rd1];",
     ],
 )  # fmt: skip
 def test_a_kernel_that_does_something_before_it_waits(step: str) -> None:

@@ -66,10 +66,11 @@ def program(size: int | None = None) -> TileProgram:
 
 
 def built_by(
-    tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = False, persistent: bool = False
-) -> object:
+    tmp_path: Path, hidden: int = 2, shared: int = 100, early: bool = False, persistent: bool = False,
+    releases_first: bool = False,
+) -> object:  # fmt: skip
     """Builds nothing: the image says how many arguments there are, the name which variant it is. `early`: kernels wait
-    for the one in front; `persistent`: blocks of aligned ones go through many grid points."""
+    for the one in front, and with `releases_first` let the one behind begin before that; `persistent`: blocks of aligned ones go through many grid points."""
     made: list[TritonSource] = []
 
     def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
@@ -80,7 +81,7 @@ def built_by(
             made.append(source)
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
             facts = KernelFacts(
-                source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early,
+                source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early, releases_first=releases_first,
                 persistent=persistent and source.variant.aligned,
             )  # fmt: skip
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))

@@ -53,7 +53,7 @@ def verify_body(
 
 def verify_order(body: Sequence[Stmt]) -> None:
     """Raise ValueError unless a program with an `Await` or a `Release` has one `Await`, which every grid point reaches
-    once and before it touches memory, and at most one `Release`, behind it and where a point comes once.
+    once and before it touches memory, and at most one `Release`, in front of it or behind it, where a point comes once.
 
     A point that went past the wait could end before the kernel in front does. The kernel behind waits for the end of
     this one, and would take it for the end of both."""
@@ -67,8 +67,8 @@ def verify_order(body: Sequence[Stmt]) -> None:
     early = [s for s in walk_statements(body[:place]) if isinstance(s, (Load, Store, Check))]
     if early:
         raise ValueError(f"{early[0]}: touches memory before the kernel in front has ended")
-    if releases > 1 or releases != sum(isinstance(s, Release) for s in _once(body[place:])):
-        raise ValueError("the kernel behind is released more than once, or before the wait")
+    if releases > 1 or releases != sum(isinstance(s, Release) for s in _once(body)):
+        raise ValueError("the kernel behind is released more than once, or where not every point comes once")
 
 
 def _once(body: Sequence[Stmt]) -> Iterator[Stmt]:

@@ -2,7 +2,9 @@
 
 They wait in front of all that they do. The kernel behind is released in front of the last stores, when nothing is left
 to load: what it does before its own wait needs no memory, and its grid points get no place on the machine before all of
-this kernel's have begun. A block that goes through grid points (`TileProgram.persistent`) waits once, and releases the
+this kernel's have begun. A kernel that has little to do with memory releases first of all: then the one behind is on
+the machine before it is needed, and the end of the kernel in front is still waited for, as this one ends after it and
+the one behind waits for this one's end. A block that goes through grid points (`TileProgram.persistent`) waits once, and releases the
 kernel behind in its first point: that one waits for the end of all of them before it touches memory."""
 
 from __future__ import annotations
@@ -23,13 +25,24 @@ from tilewright.ir.program import (
     is_binding,
     walk_statements,
 )
+from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import GPU_BLOCKS
 
 
 def with_early_launch(program: TileProgram, *, outside: bool) -> TileProgram:
     """The program with its wait, which may be one for a kernel from `outside`, and its release."""
     if any(isinstance(s, Await) for s in program.body):
         return program
+    if not program.persistent and _is_brief(program):
+        return replace(program, body=(Release(), Await(outside), *program.body))
     return replace(program, body=(Await(outside), *_released(program.body)))
+
+
+def _is_brief(program: TileProgram) -> bool:
+    """Whether all that a kernel reads and stores is known to be little."""
+    sizes = [dims.static(b.size) for b in program.params]
+    found = sum(n * b.dtype.bytes for n, b in zip(sizes, program.params, strict=True) if n is not None)
+    return None not in sizes and found <= GPU_BLOCKS.max_brief_bytes
 
 
 def _released(body: Sequence[Stmt]) -> tuple[Stmt, ...]:

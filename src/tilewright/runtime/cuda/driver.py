@@ -80,6 +80,7 @@ class _Kernel(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("shared", ctypes.c_int64),
         ("early", ctypes.c_int64),
+        ("releases_first", ctypes.c_int64),
         ("most", ctypes.c_int64),
     )
 
@@ -198,7 +199,7 @@ class Device:
     def _load(self, built: BuiltKernel) -> Loaded:
         facts, image, used = built.facts, ctypes.create_string_buffer(built.code), (ctypes.c_int * 2)()
         most = multiprocessors(self.ordinal) if facts.persistent else 0
-        kernel = _Kernel(None, facts.threads, facts.shared, facts.early, most)
+        kernel = _Kernel(None, facts.threads, facts.shared, facts.early, facts.releases_first, most)
         code = self.driver.native.tw_cuda_load(
             self.address, image, facts.entry.encode(), ctypes.byref(kernel), used
         )

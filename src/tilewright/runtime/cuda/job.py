@@ -92,6 +92,8 @@ class KernelFacts:
     """One for each descriptor among the arguments, in order."""
     early: bool = False
     """Whether its code waits for the end of the kernel in front before it touches memory."""
+    releases_first: bool = False
+    """Whether it lets the kernel behind begin before that."""
     persistent: bool = False
     """Whether a block goes through many grid points: one for each core is launched at most."""
 
@@ -107,7 +109,7 @@ class KernelFacts:
             found["boxes"] = tuple(
                 Box(int(b["type"]), int(b["swizzle"]), tuple(map(int, b["shape"]))) for b in found["boxes"]
             )
-            if not all(isinstance(found[name], bool) for name in ("early", "persistent")):
+            if not all(isinstance(found[name], bool) for name in ("early", "releases_first", "persistent")):
                 raise TypeError("a fact that is true or false")
             return cls(**found)
         except (TypeError, ValueError, KeyError) as error:

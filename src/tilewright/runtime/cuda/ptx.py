@@ -1,4 +1,4 @@
-"""PTX as its assembler must be given it, and whether a kernel waits before it touches memory.
+"""PTX as its assembler must be given it; whether a kernel waits before it touches memory, and when it releases.
 
 What ptxas of CUDA 12 (12.8 and 12.9; 13.4 does not) assembles wrongly is said in another way:
 
@@ -87,6 +87,8 @@ _ARITHMETIC = frozenset(
     " set setp shf shl shr sub xor".split()
 )
 """Instructions that touch no memory and do not branch."""
+_HARMLESS = (["ld", "param"], ["griddepcontrol", "launch_dependents"])
+"""Those that read what a launch gives, and that let the kernel behind begin, which then waits."""
 
 
 def waits_first(text: str) -> bool:
@@ -101,6 +103,11 @@ def waits_first(text: str) -> bool:
         if not step or step[0] in ".%,":  # a directive; registers of a vector
             continue
         verb = step.split()[0].split(".")
-        if verb[0] not in _ARITHMETIC and verb[:2] != ["ld", "param"]:
+        if verb[0] not in _ARITHMETIC and verb[:2] not in _HARMLESS:
             return False
     return True
+
+
+def releases_first(text: str) -> bool:
+    """Whether a kernel lets the one behind begin before it waits for the one in front."""
+    return "griddepcontrol.launch_dependents" in _COMMENT.sub("", text).partition("griddepcontrol.wait")[0]

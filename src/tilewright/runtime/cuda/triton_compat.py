@@ -20,7 +20,7 @@ from tilewright.errors import BuildError
 
 from .binary import resources
 from .job import Box, Job, KernelFacts
-from .ptx import mend_ptx, waits_first
+from .ptx import mend_ptx, releases_first, waits_first
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
@@ -229,6 +229,7 @@ def _facts(job: Job, built: Any) -> KernelFacts:
         triton=version() or "unknown",
         boxes=_boxes(job, data),
         early=job.backend == "cuda" and waits_first(built.asm[text]),
+        releases_first=job.backend == "cuda" and releases_first(built.asm[text]),
         persistent=job.persistent,
     )
 

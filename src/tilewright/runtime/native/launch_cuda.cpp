@@ -138,6 +138,7 @@ struct tw_kernel {  // one built variant, loaded
   function entry;
   int64_t threads, shared;
   int64_t early;  // its code waits for the end of the kernel in front before it touches memory
+  int64_t releases_first;  // before that it lets the kernel behind begin
   int64_t most;   // blocks of a launch at most, which then go through many grid points; 0: one for each point
 };
 
@@ -236,9 +237,11 @@ result fill(tw_record& r, char* const* bases) {
 
 // Whether a record of a run is launched before the kernel in front has ended: then its code waits. So does that of the
 // kernel in front, or it was launched behind the end of what stood there, so that its end is the end of all before it.
+// What others launch behind a run may begin at the release of the last record: all before that one must have ended.
 bool is_early(const tw_run* run, int64_t i) {
   const tw_record& r = run->records[i];
-  return r.chosen->early && driver.launch_as && (i > 0 || r.outside);
+  bool frees_others = r.chosen->releases_first && i + 1 == run->count;
+  return r.chosen->early && !frees_others && driver.launch_as && (i > 0 || r.outside);
 }
 
 result launch(const tw_record& r, bool early, stream on) {
