@@ -21,15 +21,15 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
-from tilewright.pipeline.kernel_ways import (
+from tilewright.pipeline.phases import PHASES
+from tilewright.pipeline.region_kernels import _is_near
+from tilewright.pipeline.timed.kernel_ways import (
     choose_ways,
     fastest_schedules,
     keep_schedules,
     other_ways,
     verdicts_of,
 )
-from tilewright.pipeline.phases import PHASES
-from tilewright.pipeline.region_kernels import _is_near
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore
@@ -120,7 +120,7 @@ def test_as_many_are_timed_as_there_is_time_to_build(
         return [*proposed(self, found, by)] * 2
 
     monkeypatch.setattr(VectorScheduler, "specialised", two)
-    monkeypatch.setattr("tilewright.pipeline.kernel_ways.usable_cores", lambda: 2)
+    monkeypatch.setattr("tilewright.pipeline.timed.kernel_ways.usable_cores", lambda: 2)
     made = builder(Options(tune_seconds=seconds))
     calls: list[None] = []
 

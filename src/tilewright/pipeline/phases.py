@@ -54,12 +54,14 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.tuning.thresholds import SIZES
 
-from .build import KernelBuilder, Kernels, in_silence, names_of, number_kernels
-from .kernel_ways import choose_ways
+from .build import Clock, KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
+from .place import DevicePlace
 from .products import choose_by_model, choose_products
 from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
 from .state import CompileRequest, State
+from .timed.kernel_fronts import join_fronts
+from .timed.kernel_ways import choose_ways
 
 LOG = logging.getLogger("tilewright")
 
@@ -301,9 +303,20 @@ def _partition(state: State) -> State:
     else:
         cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
-    cover = with_places(cover, solver.hints)
-    if _has_lists(asked):
-        cover = with_lists(cover, lambda kernel: kernel_key(kernel, cover.layouts), solver.hints)
+    return replace(state, cover=cover)
+
+
+def _join_fronts(state: State) -> State:
+    place, where, clock = _clocked(state)
+    assert state.cover is not None
+    return replace(state, cover=join_fronts(state.cover, _quiet_builder(state), place.device, clock, where))
+
+
+def _choose_places(state: State) -> State:
+    assert state.cover is not None
+    hints, cover = state.solver.hints, with_places(state.cover, state.solver.hints)
+    if _has_lists(state.request):
+        cover = with_lists(cover, lambda kernel: kernel_key(kernel, cover.layouts), hints)
     return replace(state, cover=cover)
 
 
@@ -319,11 +332,17 @@ def _times_kernels(state: State) -> bool:
     return wanted and place.backend.replay_clock(place.device) is not None
 
 
-def _choose_ways(state: State) -> State:
-    asked, place = state.request, state.request.place
+def _clocked(state: State) -> tuple[DevicePlace, str, Clock]:
+    """Where kernels are timed, what that is called, and the clock."""
+    place = state.request.place
     clock = place.backend.replay_clock(place.device)
-    assert state.cover is not None and clock is not None, "asked before (`_times_kernels`)"
-    where = place.backend.timing_key(place.device, asked.options)
+    assert clock is not None, "asked before (`_times_kernels`)"
+    return place, place.backend.timing_key(place.device, state.request.options), clock
+
+
+def _choose_ways(state: State) -> State:
+    place, where, clock = _clocked(state)
+    assert state.cover is not None
     choose_ways(state.cover, _quiet_builder(state), place.device, clock, where)
     return state
 
@@ -389,6 +408,8 @@ PHASES: tuple[Phase, ...] = (
     Phase("parts", lambda s: s.with_graph(with_written_parts(s.graph)), lambda s: bool(s.graph.writes)),
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
+    Phase("fronts", _join_fronts, _times_kernels, lambda s: s.cover, faster=True),
+    Phase("places", _choose_places, shown=None),
     Phase("ways", _choose_ways, _times_kernels, lambda s: s.cover, faster=True),
     Phase("kernels", _make_kernels, shown=None),
     Phase("plan", _plan, shown=lambda s: s.plan),

@@ -34,7 +34,10 @@ from tilewright.tuning.thresholds import PARTITION
 from tilewright.tuning.timing_limits import PRODUCTS, TRIAL
 
 from .build import Clock, KernelBuilder
-from .kernel_ways import (
+from .place import DevicePlace
+from .prices import MeasuredCache, kernel_prices, rearranged
+from .replay_trial import ReplayContestant, ReplayTrial
+from .timed.kernel_ways import (
     KernelWay,
     fastest_schedules,
     has_known_sizes,
@@ -42,9 +45,6 @@ from .kernel_ways import (
     other_ways,
     verdicts_of,
 )
-from .place import DevicePlace
-from .prices import MeasuredCache, kernel_prices, rearranged
-from .replay_trial import ReplayContestant, ReplayTrial
 from .trial import CoverTrial, told
 
 Decided = Mapping[str, tuple[Region, ChosenRegion]]

@@ -72,7 +72,9 @@ def test_what_has_little_to_do_with_memory_releases_before_it_waits(rows: int, b
     assert made.body[brief] == Await() and (made.body[0] == Release()) is brief
     assert sum(isinstance(s, Release) for s in made.statements()) == 1
     staying = replace(softmax(rows, 64, scratch=False), persistent=True)
-    assert legalise_for_gpu(staying, EARLY).body[0] == Await()  # its points release in a loop behind the one wait
+    assert (
+        legalise_for_gpu(staying, EARLY).body[0] == Await()
+    )  # its points release in a loop behind the one wait
 
 
 def test_passes_over_a_row_that_store_are_released_before() -> None:
@@ -131,8 +133,11 @@ def test_what_could_run_ahead_is_refused(body: Sequence[Stmt]) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [[Await(), STORE], [Release(), Await(), STORE], [Await(), replace(ONCE, body=(LOAD, Release(), STORE))], [STORE], []],
-)
+    [
+        [Await(), STORE], [Release(), Await(), STORE], [Await(), replace(ONCE, body=(LOAD, Release(), STORE))],
+        [STORE], [],
+    ],
+)  # fmt: skip
 def test_what_cannot_is_taken(body: Sequence[Stmt]) -> None:
     program = TileProgram((BUFFER,), (), tuple(body))
     program.verify()

@@ -87,9 +87,10 @@ def test_a_kernel_that_waits_first() -> None:
     assert waits_first(EARLY) and not waits_first(PROGRAM)
     vectors = "	mov.b64 {%r1, %r2}, %rd1;\n	$L__tmp0: add.s32 %r1, %r1, %r2;\n	// ld.global\n"
     assert waits_first(EARLY.replace("	griddepcontrol", f"{vectors}	griddepcontrol"))
-    hasty = EARLY.replace("	griddepcontrol", "	griddepcontrol.launch_dependents;\n	griddepcontrol")
-    assert waits_first(hasty) and releases_first(hasty) and not releases_first(EARLY)
-    assert not releases_first(EARLY.replace("	griddepcontrol.wait;", "	griddepcontrol.wait;\n	griddepcontrol.launch_dependents;"))
+    released, wait = "	griddepcontrol.launch_dependents;\n", "	griddepcontrol.wait;"
+    first, later = EARLY.replace(wait, released + wait), EARLY.replace(wait, f"{wait}\n{released}")
+    assert waits_first(first) and waits_first(later)
+    assert releases_first(first) and not releases_first(later) and not releases_first(EARLY)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def built_by(
     releases_first: bool = False,
 ) -> object:  # fmt: skip
     """Builds nothing: the image says how many arguments there are, the name which variant it is. `early`: kernels wait
-    for the one in front, and with `releases_first` let the one behind begin before that; `persistent`: blocks of aligned ones go through many grid points."""
+    for the one in front, and with `releases_first` let the one behind begin before that; `persistent`: blocks of
+    aligned ones go through many grid points."""
     made: list[TritonSource] = []
 
     def build(sources: Sequence[TritonSource]) -> list[BuiltKernel]:
@@ -81,8 +82,8 @@ def built_by(
             made.append(source)
             (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
             facts = KernelFacts(
-                source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early, releases_first=releases_first,
-                persistent=persistent and source.variant.aligned,
+                source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6", early=early,
+                releases_first=releases_first, persistent=persistent and source.variant.aligned,
             )  # fmt: skip
             (folder / "facts.json").write_text(json.dumps(facts.to_json()))
             found.append(BuiltKernel(folder, facts))

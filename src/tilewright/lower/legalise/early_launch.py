@@ -4,8 +4,8 @@ They wait in front of all that they do. The kernel behind is released in front o
 to load: what it does before its own wait needs no memory, and its grid points get no place on the machine before all of
 this kernel's have begun. A kernel that has little to do with memory releases first of all: then the one behind is on
 the machine before it is needed, and the end of the kernel in front is still waited for, as this one ends after it and
-the one behind waits for this one's end. A block that goes through grid points (`TileProgram.persistent`) waits once, and releases the
-kernel behind in its first point: that one waits for the end of all of them before it touches memory."""
+the one behind waits for this one's end. A block that goes through grid points (`TileProgram.persistent`) waits once and
+releases the kernel behind in its first point: that one waits for the end of all of them before it touches memory."""
 
 from __future__ import annotations
 

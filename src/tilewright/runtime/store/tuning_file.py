@@ -261,12 +261,14 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     },
     "attention": {"kernels": _flag, "seconds": _seconds, "library_seconds": _seconds},
     "way": {"schedule": _schedule, "seconds": _seconds, "usual_seconds": _seconds},
+    "front": {"joined": _flag, "seconds": _seconds_or_none, "apart_seconds": _seconds},
     "cover": {"seconds": _several_seconds},
     "call": {"fastest": _text, "seconds": _named_seconds},
     "convolution": {"seconds": _seconds_or_none},
     "fused_convolution": {"right": _flag},
 }  # fmt: skip
 """The fields of each kind: a product and what stands behind it (without a schedule: the library's); attention beside a
-library's call; a kernel (without a schedule: as the model prefers); covers of a region beside each other, in
+library's call; a kernel (without a schedule: as the model prefers); kernels with what is in front of them (null: it
+cannot be built so); covers of a region beside each other, in
 order (null: the model decides, no clock can); the ways to do a call; a convolution of a library (null: it cannot be
 run); and whether a fused one is right."""

@@ -4,14 +4,14 @@ along memory."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.analysis.runs import words_of
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
-from tilewright.schedule.cpu.vectors import nest_order, pick_lane
+from tilewright.schedule.cpu.vectors import nest_order, pick_lane, points
 from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS
 
 
@@ -54,6 +54,29 @@ def shape_of(form: Form, hints: SizeHints) -> Shape:
         if lane is not None and dims.coefficient(offset, axis(lane)) is dims.ONE
     ]
     return Shape(tuple(grid), tuple(inner), next(iter(scans), None), lane, across, min(widths, default=4))
+
+
+def repeating_shape(form: Form, hints: SizeHints) -> Shape:
+    """The same with a class on the grid that some folds lack, whose points each do these again: they fold no more than
+    what each point folds in any case, as a norm in front of the product of a matrix and a vector. There is one such
+    class at most."""
+    shape = shape_of(form, hints)
+    found = [a for a in shape.inner if a != shape.scan and _repeats_little(form, a, hints)]
+    if len(found) != 1:
+        return shape
+    (a,) = found
+    return replace(shape, grid=(*shape.grid, a), inner=tuple(b for b in shape.inner if b != a))
+
+
+def _repeats_little(form: Form, a: Axis, hints: SizeHints) -> bool:
+    """Whether only folds lack the class `a`, none folds along it, and others fold at each of its places as much as
+    those that lack it do at all."""
+    lacking = [i for i in form.items if a not in i.axes]
+    own = [i for i in form.folds.values() if a in i.axes]
+    if any(a in i.reduce for i in own) or not all(i.is_fold for i in lacking):
+        return False
+    again = sum(points(i, hints) for i in lacking) * max(1, hints.estimate(a.extent))
+    return again <= sum(points(i, hints) for i in own)
 
 
 def _step_along(offset: Expr, a: Expr) -> Expr | None:

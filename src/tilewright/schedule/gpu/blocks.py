@@ -33,7 +33,7 @@ from tilewright.tuning.thresholds import (
 )
 
 from .block_memory import ProductBlocks
-from .block_shape import Shape, is_narrow, shape_of
+from .block_shape import Shape, is_narrow, repeating_shape, shape_of
 from .matmul import TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
@@ -60,6 +60,7 @@ def block_schedule(
     if products is not None:
         made = schedule_of_blocks(form, shape, products, most, multiplied=True)
         return made.changed(descriptors=products.descriptors and target.descriptors)
+    shape = repeating_shape(form, hints)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
     inner = _inner_tiles(form, shape, per_warp * GPU_BLOCKS.usual_warps, most, hints)

@@ -15,6 +15,9 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
 from tilewright.partition.regions import Region
+from tilewright.pipeline.build import Clock, KernelBuilder
+from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial
+from tilewright.pipeline.trial import told
 from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
@@ -22,10 +25,6 @@ from tilewright.runtime.store.tuning_file import Entry
 from tilewright.schedule.scheduler import Solution
 from tilewright.schedule.solver import kernel_key
 from tilewright.tuning.timing_limits import PRODUCTS
-
-from .build import Clock, KernelBuilder
-from .replay_trial import ReplayContestant, ReplayTrial
-from .trial import told
 
 LOG = logging.getLogger("tilewright")
 
@@ -94,7 +93,7 @@ def has_known_sizes(of: Kernel | Region) -> bool:
 def choose_ways(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:
     """Tell the solver of the `builder` for which kernels of a cover another schedule is faster: as a clock says now, or
     has said before on such a device."""
-    solver, seconds = builder.solver, _seconds(builder)
+    solver, seconds = builder.solver, seconds_for(builder)
     verdicts = verdicts_of(builder, where, stored=seconds > 0)
     tasks = {kernel_key(k, cover.layouts): k for k, _ in _others(cover, builder)}
     known = {key: entry for key in tasks if (entry := verdicts.get(key)) is not None}
@@ -122,7 +121,7 @@ def verdicts_of(builder: KernelBuilder, where: str, *, stored: bool) -> Verdicts
     return Verdicts(KIND, builder.decisions, builder.tuned, where, stored)
 
 
-def _seconds(builder: KernelBuilder) -> float:
+def seconds_for(builder: KernelBuilder) -> float:
     """For how long something may be timed."""
     session = builder.tuned.session
     return float(builder.solver.options.tune_seconds) if session is None else session.left
@@ -139,7 +138,9 @@ def _timed(
     graphs: dict[str, Graph], builder: KernelBuilder, trial: ReplayTrial, verdicts: Verdicts
 ) -> dict[str, Entry]:
     """By key, what a clock says of kernels: of each as many ways, the first of them, as there is time to build."""
-    builds = int(builder.tuned.seconds(_seconds(builder)) * usable_cores() * PRODUCTS.builds_per_core_second)
+    builds = int(
+        builder.tuned.seconds(seconds_for(builder)) * usable_cores() * PRODUCTS.builds_per_core_second
+    )
     most = max(1, builds // len(graphs))
     ways = {key: list(islice(other_ways(graph, builder), most)) for key, graph in graphs.items()}
     usual = {

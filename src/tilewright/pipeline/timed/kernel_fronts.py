@@ -1,0 +1,196 @@
+"""Kernels that take in the kernel in front of them, where a clock finds that faster: a norm becomes the prologue of the
+products that read it, each of which computes it again.
+
+Partition leaves kernels of products alone that were timed (`pipeline/products`): it would put a modelled price beside a
+measured one. So both are timed here, in a row as they run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step
+from tilewright.ir.sizes import dims
+from tilewright.partition.memo import task_of
+from tilewright.partition.regions import is_product
+from tilewright.pipeline.build import Clock, KernelBuilder
+from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial
+from tilewright.pipeline.trial import told
+from tilewright.runtime.cpu.toolchain import usable_cores
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.tuned import Verdicts
+from tilewright.tuning.timing_limits import PRODUCTS
+
+from .kernel_ways import has_known_sizes, seconds_for
+
+LOG = logging.getLogger("tilewright")
+
+KIND = "front"
+"""The name of these decisions."""
+REASON = "takes in the kernel in front, by the clock"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Front:
+    """A kernel, those that alone read what it makes, and each of these with it."""
+
+    kernel: Kernel
+    readers: tuple[Kernel, ...]
+    joined: tuple[Kernel, ...]
+
+    @property
+    def apart(self) -> tuple[Kernel, ...]:
+        """All kernels as they are, in order."""
+        return (self.kernel, *self.readers)
+
+    def region(self, cover: Cover) -> Graph:
+        """What they compute, as a graph of its own."""
+        made = dict.fromkeys(v for k in self.apart for v in k.outputs)
+        inputs = dict.fromkeys(v for k in self.apart for v in k.inputs if v not in made)
+        ops = (replace(op, kernel=-1) for op in self.ops)
+        outputs = tuple(v for k in self.readers for v in k.outputs)
+        dense = {v: Layout(dims.dense_strides(v.shape)) for v in (*inputs, *made)}
+        layouts = {v: cover.layouts.get(v, lies) for v, lies in dense.items()}
+        return Graph(tuple(inputs), tuple(ops), outputs, cover.graph.origins, layouts)
+
+    @property
+    def ops(self) -> list[Op]:
+        """What any of them computes, in order."""
+        return list(dict.fromkeys(op for k in self.apart for op in k.ops))
+
+    def key(self, cover: Cover) -> str:
+        """Equal for what is decided alike."""
+        place = {op: n for n, op in enumerate(self.ops)}
+        return task_of(
+            self.region(cover), tuple((*(place[op] for op in k.ops), k.outputs) for k in self.apart)
+        )
+
+
+def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> Cover:
+    """The cover in which kernels have taken in what is in front of them where that is faster: as a clock says now, or
+    has said before on such a device."""
+    seconds = seconds_for(builder)
+    verdicts = Verdicts(KIND, builder.decisions, builder.tuned, where, seconds > 0)
+    tasks: dict[str, list[Front]] = {}
+    for front in find_fronts(cover, builder):
+        tasks.setdefault(front.key(cover), []).append(front)
+    known = {key: bool(entry["joined"]) for key in tasks if (entry := verdicts.get(key)) is not None}
+    left = {key: fronts[0] for key, fronts in tasks.items() if key not in known}
+    if left and builder.tuned.seconds(seconds) > 0:
+        known |= _timed(left, cover, builder, ReplayTrial(builder, device, clock), verdicts)
+    for key in left:
+        if key not in known:
+            verdicts.leave(key)
+    return _taken(cover, [f for key, fronts in tasks.items() if known.get(key) for f in fronts])
+
+
+def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
+    """Kernels without products whose results nobody but a few kernels of chosen products reads, which may compute them
+    again: together they are modelled as no slower, about. No kernel is in two."""
+    readers: dict[Value, list[Step]] = {}
+    for step in cover.steps:
+        for v in _read_by(step):
+            readers.setdefault(v, []).append(step)
+    kept, busy = set(cover.graph.kept()), set[Kernel]()
+    found: list[Front] = []
+    for step in cover.steps:
+        if not isinstance(step, Kernel) or step in busy or kept.intersection(step.outputs):
+            continue
+        behind = list(dict.fromkeys(r for v in step.outputs for r in readers.get(v, ())))
+        kernels = [r for r in behind if isinstance(r, Kernel)]
+        if len(kernels) != len(behind) or busy.intersection(kernels) or not _may_join(step, kernels):
+            continue
+        joined = tuple(_with_front(step, r) for r in kernels)
+        if _is_cheap((step, *kernels), joined, cover, builder):
+            found.append(Front(step, tuple(kernels), joined))
+            busy.update(kernels, (step,))
+    return found
+
+
+def _read_by(step: Step) -> Collection[Value]:
+    match step:
+        case Kernel():
+            return step.inputs
+        case LibraryStep():
+            return dict.fromkeys(step.op.inputs)
+        case _:
+            return (step.source,)
+
+
+def _may_join(front: Kernel, readers: Sequence[Kernel]) -> bool:
+    """Whether these kernels may compute what is in front anew. A product is computed once: two kernels may add up in
+    other orders."""
+    if not 1 <= len(readers) <= PRODUCTS.max_siblings or any(map(is_product, front.ops)):
+        return False
+    chosen = all(any(op.kernel >= 0 for op in r.ops) for r in readers)
+    if (
+        not chosen
+        or any(op.kernel >= 0 for op in front.ops)
+        or not all(map(has_known_sizes, (front, *readers)))
+    ):
+        return False
+    made: dict[Value, Op] = {}
+    every = [(v, op) for k in (front, *readers) for op in k.ops for v in op.outputs]
+    return all(made.setdefault(v, op) is op for v, op in every)  # none rounds what another does not
+
+
+def _with_front(front: Kernel, reader: Kernel) -> Kernel:
+    ops = tuple(dict.fromkeys((*front.ops, *reader.ops)))
+    return replace(reader, ops=ops, reason=REASON)
+
+
+def _is_cheap(
+    apart: Sequence[Kernel], joined: Sequence[Kernel], cover: Cover, builder: KernelBuilder
+) -> bool:
+    price = builder.solver.price
+    try:
+        now, then = (sum(price(k, cover.layouts) for k in kernels) for kernels in (apart, joined))
+    except IllegalSchedule:
+        return False
+    return then <= PRODUCTS.max_joined_ratio * now
+
+
+def _timed(
+    fronts: Mapping[str, Front], cover: Cover, builder: KernelBuilder, trial: ReplayTrial, verdicts: Verdicts
+) -> dict[str, bool]:
+    """By key, what a clock says: of as many as there is time to build."""
+    left = int(builder.tuned.seconds(seconds_for(builder)) * usable_cores() * PRODUCTS.builds_per_core_second)
+    asked: dict[str, Graph] = {}
+    contests: list[list[ReplayContestant]] = []
+    for key, front in fronts.items():
+        region = front.region(cover)
+        ways = [
+            ReplayContestant(Cover(region, tuple(replace(k) for k in kernels), region.layouts))
+            for kernels in (front.apart, front.joined)
+        ]
+        left -= sum(len(way.kernels) for way in ways)
+        if left >= 0 and trial.fits(ways[:1]):
+            asked[key] = region
+            contests.append(ways)
+    STATS.timed += len(contests)
+    found: dict[str, bool] = {}
+    for (key, region), (apart, joined) in zip(
+        asked.items(), trial(contests) if contests else (), strict=True
+    ):
+        if apart is None:
+            continue
+        found[key] = joined is not None and joined <= PRODUCTS.max_preferred_ratio * apart
+        verdicts.put(
+            key, {"what": told(region), "joined": found[key], "seconds": joined, "apart_seconds": apart}
+        )
+        LOG.info("%s: %.3g us apart, %s s in one", told(region), apart * 1e6, joined)
+    return found
+
+
+def _taken(cover: Cover, fronts: Sequence[Front]) -> Cover:
+    """The cover without the kernels in front, and with what takes them in."""
+    if not fronts:
+        return cover
+    gone = {f.kernel for f in fronts}
+    instead = {r: j for f in fronts for r, j in zip(f.readers, f.joined, strict=True)}
+    steps = tuple(instead.get(s, s) if isinstance(s, Kernel) else s for s in cover.steps if s not in gone)
+    return replace(cover, steps=steps)

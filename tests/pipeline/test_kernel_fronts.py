@@ -1,0 +1,154 @@
+"""A clock says whether products take in the norm in front of them, and what may not be taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.normal_graph import Function
+from torch import Tensor
+
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.ir.kernel import Cover, Kernel
+from tilewright.options import Options
+from tilewright.partition.cover import partition
+from tilewright.partition.regions import is_product
+from tilewright.pipeline.backends import BACKENDS
+from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.timed import kernel_fronts
+from tilewright.pipeline.timed.kernel_fronts import REASON, find_fronts, join_fronts
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.store.cache import ContentStore
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.solver import Solver
+
+K = 64
+
+
+@pytest.fixture(autouse=True)
+def _whatever_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made for GPUs: on a CPU a norm that each product computes again is not worth a try."""
+    monkeypatch.setattr(kernel_fronts, "PRODUCTS", replace(kernel_fronts.PRODUCTS, max_joined_ratio=1e9))
+
+
+def builder(options: Options | None = None, store: ContentStore | None = None) -> KernelBuilder:
+    options = options or Options()
+    target = host_target()
+    decisions = Decisions(target, store or ContentStore(None), options, {})
+    return KernelBuilder(in_silence, BACKENDS["cpu"], Solver(target, options), decisions)
+
+
+def normed(x: Tensor, w: Tensor) -> Tensor:
+    return F.rms_norm(x, (K,), w)
+
+
+def layers(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    for _ in range(2):
+        x = (normed(x, w) @ a) @ b.T
+    return x
+
+
+def one(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return normed(x, w) @ a
+
+
+def two(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    h = normed(x, w)
+    return h @ a, h @ b
+
+
+def kept(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    h = normed(x, w)
+    return h @ a, h
+
+
+def looked_at(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    h = normed(x, w)
+    return h @ a, h.cumsum(1)
+
+
+def product(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return (x @ a) @ b.T
+
+
+def cover_of(made: KernelBuilder, function: Callable[..., object], chosen: bool = True) -> Cover:
+    """With each product in a kernel of its own, as `products` leaves those that it timed."""
+    inputs = (torch.randn(2, K), torch.randn(K), torch.randn(K, 32), torch.randn(K, 32))
+    graph = normalise(from_fx(trace(Function(function), inputs, [()] * len(inputs)).gm))
+    ops = [
+        replace(op, kernel=n) if chosen and is_product(op) and op.expr is not None and op.expr.reduce else op
+        for n, op in enumerate(graph.ops)
+    ]
+    return partition(graph.with_ops(ops), made.solver.price, made.hints)
+
+
+def clock_of(*times: float) -> Callable[[Callable[[], object]], float]:
+    left = iter(times)
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        return next(left)
+
+    return clock
+
+
+def kernels(cover: Cover) -> list[Kernel]:
+    return [step for step in cover.steps if isinstance(step, Kernel)]
+
+
+@pytest.mark.parametrize(("function", "apart"), [(one, 2), (two, 3)])
+@pytest.mark.parametrize(("times", "joins"), [((1.0, 0.7), True), ((1.0, 0.99), False), ((1.0, 1.5), False)])
+def test_the_clock_decides(
+    function: Callable[..., object], apart: int, times: tuple[float, float], joins: bool
+) -> None:
+    made = builder()
+    cover = cover_of(made, function)
+    assert len(kernels(cover)) == apart
+    found = join_fronts(cover, made, "cpu", clock_of(*times), "here")
+    assert [k.reason == REASON for k in kernels(found)] == (
+        [True] * (apart - 1) if joins else [False] * apart
+    )
+    assert (found is cover) != joins
+    if joins:
+        assert {v for k in kernels(found) for v in k.outputs} == cover.graph.kept()
+
+
+def test_it_is_asked_once(tmp_path: Path) -> None:
+    store = ContentStore(tmp_path)
+    for times in ((1.0, 0.5), ()):
+        made = builder(store=store)
+        found = join_fronts(cover_of(made, two), made, "cpu", clock_of(*times), "here")
+        assert len(kernels(found)) == 2
+
+
+def test_equal_ones_are_timed_once() -> None:
+    made = builder()
+    cover = cover_of(made, layers)
+    assert len(find_fronts(cover, made)) == 2
+    found = join_fronts(cover, made, "cpu", clock_of(1.0, 0.5), "here")
+    assert sum(k.reason == REASON for k in kernels(found)) == 2
+
+
+@pytest.mark.parametrize("function", [kept, looked_at, product])
+def test_what_others_read_and_products_stay(function: Callable[..., object]) -> None:
+    made = builder()
+    cover = cover_of(made, function)
+    assert not find_fronts(cover, made)
+    assert join_fronts(cover, made, "cpu", clock_of(), "here") is cover
+
+
+def test_what_the_model_chose_is_its_affair() -> None:
+    made = builder()
+    assert not find_fronts(cover_of(made, one, chosen=False), made)
+
+
+def test_without_time_nothing_is_asked() -> None:
+    made = builder(Options(tune_seconds=0))
+    cover = cover_of(made, one)
+    assert join_fronts(cover, made, "cpu", clock_of(), "here") is cover
