@@ -128,7 +128,8 @@ def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.F
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPES[arguments.shape], max_position_embeddings=arguments.cache)
-    model = LlamaForCausalLM(config).to(device, dtype).eval()
+    with device:  # weights of large shapes take minutes to draw elsewhere
+        model = LlamaForCausalLM(config).to(dtype).eval()
     prompt = torch.randint(0, config.vocab_size, (batch, context), device=device)
     least = least_bytes(model, batch, context)
     facts: record.Facts = {"batch": batch, "context": context, "least_bytes": least}

@@ -59,6 +59,14 @@ def mixed(x: Tensor, w: Tensor) -> Tensor:
     return x
 
 
+def brief(x: Tensor) -> Tensor:
+    """Kernels that move little, and release the next one before they wait, in rows and between others."""
+    for step in range(4):
+        row = torch.softmax(torch.softmax(x.amax(step % 2) * 3, 0).cumsum(0), 0)
+        x = torch.softmax(x + row[None] + row.flip(0)[:, None], step % 2)
+    return x
+
+
 def kept(x: Tensor, state: Tensor) -> Tensor:
     """A state that is changed where it lies, read before and behind."""
     before = torch.softmax(state, 0)
@@ -74,6 +82,8 @@ def programs() -> Mapping[str, tuple[Program, list[Tensor], list[Tensor]]]:
     return {
         "chain": (chain, many, []),
         "mixed": (mixed, half[:3], [half[3] / 16]),
+        "brief": (brief, many, []),
+        "brief alone": (brief, [x[:64, :64].contiguous() for x in many], []),
         "kept": (kept, many, [torch.zeros(512, 512, device="cuda")]),
     }
 

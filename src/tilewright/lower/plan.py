@@ -267,12 +267,21 @@ def needed_folds(known: LoopContext, roots: Iterable[int]) -> list[Item]:
 
 def hoisted_loads(known: LoopContext, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
     """What `folds` and outputs read, if what only outputs read is no more than what the folds do: memory is waited for
-    once, not again behind them."""
+    once, not again behind them. Else what those folds read that wait for no other, and what fits of the rest."""
     first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
     inside = {x for f in folds for root in f.roots for x in walk(root)}
     found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in inside)
-    most = min(known.schedule.memory.hoisted_bytes, _block_bytes(known, first))
-    return (*first, *found) if found and _block_bytes(known, found) <= most else ()
+    most = known.schedule.memory.hoisted_bytes
+    if found and _block_bytes(known, found) <= min(most, _block_bytes(known, first)):
+        return (*first, *found)
+    numbers = {f.id for f in folds}
+    waiting = [f for f in folds if numbers.intersection(folds_read(f.roots))]
+    early = dict.fromkeys(r for f in folds if f not in waiting for b in f.body for r in plain_reads(b))
+    hoisted: list[Expr] = []
+    for r in first:
+        if r not in early and _block_bytes(known, (*hoisted, r)) <= most:
+            hoisted.append(r)
+    return (*early, *hoisted) if hoisted else ()
 
 
 def plain_reads(e: Expr) -> list[Expr]:
