@@ -26,14 +26,16 @@ from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.cpu.scheduler import VectorScheduler
 from tilewright.schedule.solver import Solver
 
 K = 64
 
 
 @pytest.fixture(autouse=True)
-def _whatever_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made for GPUs: on a CPU a norm that each product computes again is not worth a try."""
+def _repeating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What schedulers of GPUs have, on this machine, whatever the model says of it."""
+    monkeypatch.setattr(VectorScheduler, "repeating", lambda self, form, by: by.chosen(form))  # type: ignore[misc]
     monkeypatch.setattr(kernel_fronts, "PRODUCTS", replace(kernel_fronts.PRODUCTS, max_joined_ratio=1e9))
 
 
@@ -73,16 +75,20 @@ def looked_at(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tenso
     return h @ a, h.cumsum(1)
 
 
+def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return (x.cumsum(1) * w).sin() @ a
+
+
 def product(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (x @ a) @ b.T
 
 
-def cover_of(made: KernelBuilder, function: Callable[..., object], chosen: bool = True) -> Cover:
-    """With each product in a kernel of its own, as `products` leaves those that it timed."""
+def cover_of(made: KernelBuilder, function: Callable[..., object]) -> Cover:
+    """With each product in a kernel of its own."""
     inputs = (torch.randn(2, K), torch.randn(K), torch.randn(K, 32), torch.randn(K, 32))
     graph = normalise(from_fx(trace(Function(function), inputs, [()] * len(inputs)).gm))
     ops = [
-        replace(op, kernel=n) if chosen and is_product(op) and op.expr is not None and op.expr.reduce else op
+        replace(op, kernel=n) if is_product(op) and op.expr is not None and op.expr.reduce else op
         for n, op in enumerate(graph.ops)
     ]
     return partition(graph.with_ops(ops), made.solver.price, made.hints)
@@ -135,17 +141,31 @@ def test_equal_ones_are_timed_once() -> None:
     assert sum(k.reason == REASON for k in kernels(found)) == 2
 
 
-@pytest.mark.parametrize("function", [kept, looked_at, product])
-def test_what_others_read_and_products_stay(function: Callable[..., object]) -> None:
+@pytest.mark.parametrize("function", [kept, looked_at, product, scaled])
+def test_what_others_read_products_and_what_folds_nothing_stay(function: Callable[..., object]) -> None:
     made = builder()
     cover = cover_of(made, function)
     assert not find_fronts(cover, made)
     assert join_fronts(cover, made, "cpu", clock_of(), "here") is cover
 
 
-def test_what_the_model_chose_is_its_affair() -> None:
+def test_a_machine_without_such_schedules_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     made = builder()
-    assert not find_fronts(cover_of(made, one, chosen=False), made)
+    assert not find_fronts(cover_of(made, one), made)
+
+
+def test_what_is_joined_has_the_schedule_that_was_timed() -> None:
+    made = builder()
+    found = join_fronts(cover_of(made, one), made, "cpu", clock_of(1.0, 0.5), "here")
+    (kernel,) = kernels(found)
+    assert made.solver.forget_preferred(kernel)
+
+
+def test_much_slower_ones_by_the_model_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_fronts, "PRODUCTS", replace(kernel_fronts.PRODUCTS, max_joined_ratio=0.0))
+    made = builder()
+    assert not find_fronts(cover_of(made, one), made)
 
 
 def test_without_time_nothing_is_asked() -> None:

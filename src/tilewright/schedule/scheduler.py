@@ -98,6 +98,11 @@ class Scheduler(Protocol):
         where the model knows little."""
         ...
 
+    def repeating(self, form: Form, by: Comparison) -> Solution | None:
+        """A schedule in which every grid point folds anew what all have in common, for a clock to decide; None where
+        that is not so, or much."""
+        ...
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Raise IllegalSchedule, with level, need and capacity, if a level cannot hold what a tile needs of it."""
         ...

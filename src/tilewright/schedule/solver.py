@@ -132,6 +132,11 @@ class Solver:
         preferred = self._preferred(kernel, layouts, kernel_key(kernel, layouts))
         return () if found is preferred else tuple(self.scheduler.other_blocks(found, self))
 
+    def repeating(self, kernel: Kernel, layouts: Layouts) -> Solution | None:
+        """A kernel whose grid points all fold anew what they have in common, for a clock to decide; None where the
+        scheduler has none. Raises IllegalSchedule if the kernel has no legal form."""
+        return self.scheduler.repeating(self._with_quick_functions(self.find_form(kernel, layouts)), self)
+
     def read_solution(self, kernel: Kernel, layouts: Layouts, text: str, seconds: float) -> Solution:
         """What a text says of a kernel of known sizes whose values lie so: its schedule, from an earlier process, which
         took so many seconds. Raises ValueError for a text that is no schedule of it, IllegalSchedule if a law forbids
@@ -266,9 +271,10 @@ class Solver:
         return take_again(steps, self.find_form(kernel, layouts), self.target, self.hints)
 
     def _best(self, kernel: Kernel, layouts: Layouts, key: str) -> Solution:
-        form = self.find_form(kernel, layouts, key)
-        form = self.take("use_erfc", form) if "erfc" in self.target.quick else form
-        return self.scheduler.best(form, self)
+        return self.scheduler.best(self._with_quick_functions(self.find_form(kernel, layouts, key)), self)
+
+    def _with_quick_functions(self, form: Form) -> Form:
+        return self.take("use_erfc", form) if "erfc" in self.target.quick else form
 
     def _preferred(self, kernel: Kernel, layouts: Layouts, key: str) -> Solution | None:
         """What is preferred for a kernel, where it is legal for values that lie so."""

@@ -1,8 +1,8 @@
 """Kernels that take in the kernel in front of them, where a clock finds that faster: a norm becomes the prologue of the
 products that read it, each of which computes it again.
 
-Partition leaves kernels of products alone that were timed (`pipeline/products`): it would put a modelled price beside a
-measured one. So both are timed here, in a row as they run.
+Every grid point of such a kernel folds anew what all have in common, of which the model knows little: how long it waits
+before it can begin with its own part. So both are timed here, in a row as they run; partition never does it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilewright.pipeline.trial import told
 from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
+from tilewright.schedule.scheduler import Solution
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .kernel_ways import has_known_sizes, seconds_for
@@ -40,7 +41,7 @@ class Front:
 
     kernel: Kernel
     readers: tuple[Kernel, ...]
-    joined: tuple[Kernel, ...]
+    joined: Mapping[Kernel, Solution]
 
     @property
     def apart(self) -> tuple[Kernel, ...]:
@@ -85,12 +86,15 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
     for key in left:
         if key not in known:
             verdicts.leave(key)
-    return _taken(cover, [f for key, fronts in tasks.items() if known.get(key) for f in fronts])
+    taken = [f for key, fronts in tasks.items() if known.get(key) for f in fronts]
+    for kernel, solution in (item for f in taken for item in f.joined.items()):
+        builder.solver.prefer(kernel, solution)
+    return _taken(cover, taken)
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
-    """Kernels without products whose results nobody but a few kernels of chosen products reads, which may compute them
-    again: together they are modelled as no slower, about. No kernel is in two."""
+    """Kernels that fold, without products, whose results nobody but a few kernels reads, which may fold anew: together
+    they are modelled as no slower, about. No kernel is in two."""
     readers: dict[Value, list[Step]] = {}
     for step in cover.steps:
         for v in _read_by(step):
@@ -104,8 +108,8 @@ def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
         kernels = [r for r in behind if isinstance(r, Kernel)]
         if len(kernels) != len(behind) or busy.intersection(kernels) or not _may_join(step, kernels):
             continue
-        joined = tuple(_with_front(step, r) for r in kernels)
-        if _is_cheap((step, *kernels), joined, cover, builder):
+        joined = _joined(step, kernels, cover, builder)
+        if joined:
             found.append(Front(step, tuple(kernels), joined))
             busy.update(kernels, (step,))
     return found
@@ -122,36 +126,39 @@ def _read_by(step: Step) -> Collection[Value]:
 
 
 def _may_join(front: Kernel, readers: Sequence[Kernel]) -> bool:
-    """Whether these kernels may compute what is in front anew. A product is computed once: two kernels may add up in
-    other orders."""
+    """Whether these kernels may fold anew what is in front. A product is computed once: two kernels may add up in other
+    orders."""
     if not 1 <= len(readers) <= PRODUCTS.max_siblings or any(map(is_product, front.ops)):
         return False
-    chosen = all(any(op.kernel >= 0 for op in r.ops) for r in readers)
-    if (
-        not chosen
-        or any(op.kernel >= 0 for op in front.ops)
-        or not all(map(has_known_sizes, (front, *readers)))
-    ):
+    if not any(op.expr is not None and op.expr.reduce for op in front.ops):
+        return False
+    if not all(map(has_known_sizes, (front, *readers))):
         return False
     made: dict[Value, Op] = {}
     every = [(v, op) for k in (front, *readers) for op in k.ops for v in op.outputs]
     return all(made.setdefault(v, op) is op for v, op in every)  # none rounds what another does not
 
 
-def _with_front(front: Kernel, reader: Kernel) -> Kernel:
-    ops = tuple(dict.fromkeys((*front.ops, *reader.ops)))
-    return replace(reader, ops=ops, reason=REASON)
-
-
-def _is_cheap(
-    apart: Sequence[Kernel], joined: Sequence[Kernel], cover: Cover, builder: KernelBuilder
-) -> bool:
-    price = builder.solver.price
+def _joined(
+    front: Kernel, readers: Sequence[Kernel], cover: Cover, builder: KernelBuilder
+) -> dict[Kernel, Solution]:
+    """Each reader with what is in front of it, and its schedule; none if one has no such schedule, or if together they
+    are modelled as much slower."""
+    solver, layouts = builder.solver, cover.layouts
+    found: dict[Kernel, Solution] = {}
     try:
-        now, then = (sum(price(k, cover.layouts) for k in kernels) for kernels in (apart, joined))
+        for reader in readers:
+            ops = tuple(dict.fromkeys((*front.ops, *reader.ops)))
+            kernel = replace(reader, ops=ops, reason=REASON)
+            solution = solver.repeating(kernel, layouts)
+            if solution is None:
+                return {}
+            found[kernel] = solution
+        apart = sum(solver.price(k, layouts) for k in (front, *readers))
     except IllegalSchedule:
-        return False
-    return then <= PRODUCTS.max_joined_ratio * now
+        return {}
+    together = sum(s.seconds for s in found.values())
+    return found if together <= PRODUCTS.max_joined_ratio * apart else {}
 
 
 def _timed(
@@ -163,9 +170,10 @@ def _timed(
     contests: list[list[ReplayContestant]] = []
     for key, front in fronts.items():
         region = front.region(cover)
+        joined = {replace(k): s.schedule for k, s in front.joined.items()}
         ways = [
-            ReplayContestant(Cover(region, tuple(replace(k) for k in kernels), region.layouts))
-            for kernels in (front.apart, front.joined)
+            ReplayContestant(Cover(region, tuple(replace(k) for k in front.apart), region.layouts)),
+            ReplayContestant(Cover(region, tuple(joined), region.layouts), joined),
         ]
         left -= sum(len(way.kernels) for way in ways)
         if left >= 0 and trial.fits(ways[:1]):

@@ -65,6 +65,10 @@ class VectorScheduler:
         """None: covers of regions are timed as they are."""
         return ()
 
+    def repeating(self, form: Form, by: Comparison) -> Solution | None:
+        """None: what a grid point hands to the next costs no launch."""
+        return None
+
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Any schedule: what is larger than a cache is only slower."""
 

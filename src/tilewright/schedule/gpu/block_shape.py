@@ -3,15 +3,17 @@ along memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.runs import words_of
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, Expr, axis
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.vectors import nest_order, pick_lane, points
+from tilewright.target import Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS
 
 
@@ -111,3 +113,35 @@ def _across(form: Form, grid: Sequence[Axis], lane: Axis | None, hints: SizeHint
                 if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
                     weight[a] = weight.get(a, 0) + hints.estimate(dims.prod(x.extent for x in item.axes))
     return max(weight, key=lambda a: weight[a], default=None)
+
+
+def is_odd(form: Form, shape: Shape, target: Target) -> bool:
+    """Whether rows are known to begin where no wide access may."""
+    known = ((dims.static(step), size) for step, size in _steps(form, shape))
+    return any(n is not None and n > 1 and n * size % target.vector_bytes for n, size in known)
+
+
+def misalignment(form: Form, target: Target, hints: SizeHints) -> Expr | None:
+    """The condition on the sizes under which rows begin where no wide access may, or may not: that a step is no
+    multiple of as many elements as an access has bytes, as aligned variants need it. None if it is known before."""
+    shape = shape_of(form, hints)
+    open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
+    if not open_ or is_odd(form, shape, target):
+        return None
+    rests = {dims.mod(s, dims.integer(target.vector_bytes)) for s in open_} - {dims.ZERO}
+    if not rests:
+        return None
+    tests = [call("ne", r, dims.ZERO) for r in sorted(rests, key=repr)]
+    return functools.reduce(lambda p, q: call("or", p, q), tests)
+
+
+def _steps(form: Form, shape: Shape) -> Iterator[tuple[Expr, int]]:
+    """From row to row of what is read or written along the contiguous classes, and the bytes of an element."""
+    for item in form.items:
+        for param, offset in item.accesses():
+            steps = {a: dims.coefficient(offset, a) for a in axes_of(offset)}
+            if {axis(a) for a in (shape.lane, shape.across) if a is not None} & {
+                a for a, s in steps.items() if s is dims.ONE
+            }:
+                size = form.params[param].dtype.bytes
+                yield from ((s, size) for s in steps.values() if s is not None and s is not dims.ONE)

@@ -7,8 +7,8 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
@@ -33,7 +33,7 @@ from tilewright.tuning.thresholds import (
 )
 
 from .block_memory import ProductBlocks
-from .block_shape import Shape, is_narrow, repeating_shape, shape_of
+from .block_shape import Shape, is_narrow, is_odd, misalignment, repeating_shape, shape_of
 from .matmul import TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
@@ -60,13 +60,39 @@ def block_schedule(
     if products is not None:
         made = schedule_of_blocks(form, shape, products, most, multiplied=True)
         return made.changed(descriptors=products.descriptors and target.descriptors)
-    shape = repeating_shape(form, hints)
+    return _row_schedule(form, shape, RowLimits(most, tuning, odd), target, hints)
+
+
+def repeating_schedule(form: Form, target: Target, hints: SizeHints, tuning: Tuning) -> Schedule | None:
+    """Blocks of a form without products of blocks, in which a class is on the grid that some folds lack; None if there
+    is no such class."""
+    form = drop_implied(form)
+    usual, shape = shape_of(form, hints), repeating_shape(form, hints)
+    if shape == usual:
+        return None
+    most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
+    return _row_schedule(form, shape, RowLimits(most, tuning), target, hints)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What blocks of rows are held to: bounds of extents, what was measured, and whether rows begin where no wide
+    access may."""
+
+    most: Mapping[Axis, int]
+    tuning: Tuning
+    odd: bool = False
+
+
+def _row_schedule(form: Form, shape: Shape, limits: RowLimits, target: Target, hints: SizeHints) -> Schedule:
+    """The schedule of blocks without products."""
+    most, tuning, odd = limits.most, limits.tuning, limits.odd
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
     inner = _inner_tiles(form, shape, per_warp * GPU_BLOCKS.usual_warps, most, hints)
     kind, size, length = _kind(form, shape, inner, most, hints)
     differs = kind in ANYWHERE or (kind == "rows" and size > f16.bytes)
-    misaligned = (odd and differs) or _is_odd(form, shape, target)
+    misaligned = (odd and differs) or is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
     entry = found or FastestBlock("", 0, 0, per_warp * GPU_BLOCKS.usual_warps, 0, 0, GPU_BLOCKS.usual_stages)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
@@ -205,38 +231,6 @@ def _kind(
     if all(a in most and t >= most[a] for a, t in inner.items()):
         return "rows" if stored else "row_totals", shape.element, _product(inner.values())
     return "streams" if stored else "stream_totals", shape.element, lane or GPU_ROWS.assumed_streamed_length
-
-
-def _is_odd(form: Form, shape: Shape, target: Target) -> bool:
-    """Whether rows are known to begin where no wide access may."""
-    known = ((dims.static(step), size) for step, size in _steps(form, shape))
-    return any(n is not None and n > 1 and n * size % target.vector_bytes for n, size in known)
-
-
-def misalignment(form: Form, target: Target, hints: SizeHints) -> Expr | None:
-    """The condition on the sizes under which rows begin where no wide access may, or may not: that a step is no
-    multiple of as many elements as an access has bytes, as aligned variants need it. None if it is known before."""
-    shape = shape_of(form, hints)
-    open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
-    if not open_ or _is_odd(form, shape, target):
-        return None
-    rests = {dims.mod(s, dims.integer(target.vector_bytes)) for s in open_} - {dims.ZERO}
-    if not rests:
-        return None
-    tests = [call("ne", r, dims.ZERO) for r in sorted(rests, key=repr)]
-    return functools.reduce(lambda p, q: call("or", p, q), tests)
-
-
-def _steps(form: Form, shape: Shape) -> Iterator[tuple[Expr, int]]:
-    """From row to row of what is read or written along the contiguous classes, and the bytes of an element."""
-    for item in form.items:
-        for param, offset in item.accesses():
-            steps = {a: dims.coefficient(offset, a) for a in axes_of(offset)}
-            if {axis(a) for a in (shape.lane, shape.across) if a is not None} & {
-                a for a, s in steps.items() if s is dims.ONE
-            }:
-                size = form.params[param].dtype.bytes
-                yield from ((s, size) for s in steps.values() if s is not None and s is not dims.ONE)
 
 
 def _product(values: Iterable[int]) -> int:

@@ -11,6 +11,7 @@ from tilewright.form.implied import drop_implied
 from tilewright.form.lane_softmax import if_divisible
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
+from tilewright.lower.legality import check_roles
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
@@ -18,7 +19,8 @@ from tilewright.target import Target
 from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_SPLITS
 
-from .blocks import block_schedule, buckets, misalignment, row_buckets
+from .block_shape import misalignment
+from .blocks import block_schedule, buckets, repeating_schedule, row_buckets
 from .capacity import check_capacity
 from .cost import block_seconds
 from .matmul_cost import matmul_seconds, matmul_tiles
@@ -67,6 +69,15 @@ class BlockScheduler:
     def other_blocks(self, found: Solution, by: Comparison) -> Sequence[Solution]:
         """Of loops with products that are no plain ones."""
         return other_block_proposals(found, by)
+
+    def repeating(self, form: Form, by: Comparison) -> Solution | None:
+        """Of rows that no matrix unit multiplies."""
+        made = repeating_schedule(form, by.target, by.hints, by.tuning)
+        if made is None:
+            return None
+        form, schedule = by.completed_as_it_is(form, made.changed(form_steps=form.steps))
+        check_roles(form, schedule)
+        return Solution(schedule, form, self.seconds(form, schedule, by.target, by.hints), form)
 
     def check_capacity(self, form: Form, schedule: Schedule, target: Target) -> None:
         """Registers and shared memory of products of blocks."""
