@@ -409,7 +409,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("split", _split),
     Phase("partition", _partition, shown=lambda s: s.cover),
     Phase("fronts", _join_fronts, _times_kernels, lambda s: s.cover, faster=True),
-    Phase("places", _choose_places, shown=None),
+    Phase("places", _choose_places, shown=lambda s: s.cover),
     Phase("ways", _choose_ways, _times_kernels, lambda s: s.cover, faster=True),
     Phase("kernels", _make_kernels, shown=None),
     Phase("plan", _plan, shown=lambda s: s.plan),
