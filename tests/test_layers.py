@@ -125,6 +125,7 @@ DEFINITIONS: Mapping[str, str] = {
     "runtime.cuda.kernels.UNBUILT": "a code of the native side",
     "runtime.store.tuning_file.SCHEMA": "the version of a file format",
     "runtime.own.product.MAX_DEPTHWISE_TAPS": "the size of an array in native code",
+    "runtime.own.product.MAX_FEW_CHANNELS": "the cases of a switch in native code",
     "runtime.own.product._NOT_FINITE": "a bit of the native side",
     "runtime.own.product._DENORMAL": "a bit of the native side",
 }

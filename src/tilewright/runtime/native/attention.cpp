@@ -129,8 +129,9 @@ float soften(const Attention& a, float* row, i64 panels, const i64* which, i64 n
 }
 
 void multiply(int J, int m, const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more) {
-  if (J == across) sums_of<across>(m, rows, {taps, n, n, taps}, w, kept(tile, more));
-  else sums_of<across / 2>(m, rows, {taps, n, n, taps}, w, kept(tile, more));
+  const Walk walk = {taps, n, n, taps, 1};
+  if (J == across) sums_of<across>(m, rows, walk, w, {tile, more}, w, 0);
+  else sums_of<across / 2>(m, rows, walk, w, {tile, more}, w, 0);
 }
 
 // `count` queries of one head from `first` on.

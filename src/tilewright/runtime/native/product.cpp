@@ -4,154 +4,9 @@
 // product). Weights are packed [columns / panel][taps][inner][panel], so that one step of the inner loop reads one line of
 // weights and one float of each row. Sums run over at most `chain` products one after the other, and those partial sums
 // are added: the error of one long chain would grow with the root of its length.
-#include "kernel.h"
-
-#define TW_API extern "C" __attribute__((visibility("default")))
-
-using namespace tw;
+// Follows strips.cpp in its unit.
 
 namespace {
-constexpr int lanes = TW_WIDTH / 4;
-#if defined(TW_AVX512) || defined(__aarch64__)
-constexpr int across = 4, down = 6;  // 24 sums, 4 weights, 1 input: 29 of 32 registers
-#else
-constexpr int across = 2, down = 6;  // 12 sums, 2 weights, 1 input: 15 of 16 registers
-#endif
-constexpr int panel = lanes * across;
-constexpr i64 chain = 128, chains = 4;  // a stretch of weights, which fits a core's cache beside the rows
-constexpr i64 most_rows = 96;
-constexpr i64 rows_apart = 4, weights_apart = 1 << 17;  // fewer rows wait for weights; more floats do not stay in a core's cache
-constexpr i64 worth_a_thread = 200000;  // operations that take as long as waking a thread
-typedef vec<float, lanes> V;
-typedef V::raw R;
-
-enum Activation { none, relu, clamp, leaky, gelu, gelu_tanh, silu, hardswish, hardsigmoid, sigmoid_of, tanh_of };
-
-struct Product {
-  const float *weights, *bias, *zeros;  // bias (or null) and zeros are as long as they are read
-  i64 columns, inner, taps;
-  i64 height, width, out_height, out_width;  // of the images; without images (height 0) rows are rows
-  i64 kernel_width, stride_y, stride_x, pad_y, pad_x, dilate_y, dilate_x;
-  i64 activation;
-  float low, high, scale, shift;
-  i64 affine;  // whether scale and shift follow the activation
-  i64 step, line;  // floats from place to place of an image, and from line to line
-  const float* plain;                     // weights as they came: [columns][inner][taps], of a few convolutions
-  void* (*scratch)(i64 worker, i64 bytes);  // memory of a worker until its next call
-};
-struct Run {
-  const Product* p;
-  const float* x;
-  const float* added;
-  float* out;
-  i64 rows, stride, blocks, block_rows, panels, by_panel;
-  bool zero;  // whether all of x is: weights are finite (others are not packed), so that all sums are zero as well
-};
-
-// How sums are stored: cut at one or both ends, from the registers; else by `finish`. An end that is not there is infinite.
-struct Ending {
-  V low, high;
-  bool direct, both;
-};
-TW_INLINE Ending ending_of(const Product& p) {
-  const bool both = p.activation == clamp, known = !both || (p.low == p.low && p.high == p.high);  // `at_least` wants no NaN
-  const float low = both ? p.low : p.activation == relu ? 0.f : -__builtin_inff(), high = both ? p.high : __builtin_inff();
-  return {splat<float, lanes>(low), splat<float, lanes>(high), p.activation <= clamp && !p.affine && known, both};
-}
-TW_INLINE V between(V v, const Ending& e) { return at_most(at_least(v, e.low), e.high); }
-
-inline R broadcast(float a) { return a - R{}; }
-
-// What some rows are multiplied with: `taps` runs of n weights, the last one of `last`. Each `group` of them is a chain.
-struct Walk {
-  i64 taps, n, last, group;
-};
-// What becomes of sums: out[r][:] = (before[r][:] +) sums[r][:] (+ bias[:] + added[r][:]); what is null is left out. `n`
-// columns are there, and what is stored of them is cut as `cut` (or null) says.
-struct Ends {
-  const float *before, *bias, *added;
-  float* out;
-  i64 step;  // floats between rows of `added` and of `out`; rows of `before` are a panel
-  i64 n;
-  const Ending* cut;
-};
-// Sums that a tile keeps, of panels as rows.
-inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel, panel, nullptr}; }
-
-// Up to `left` of a vector, perhaps none or all.
-TW_INLINE R some_of(const float* from, i64 left) {
-  return left >= lanes ? load<float, lanes>(from).v : left > 0 ? load_part<float, lanes>(from, left).v : R{};
-}
-TW_INLINE void store_some(float* to, V v, i64 left) {
-  if (left >= lanes) store(to, v);
-  else if (left > 0) store_part(to, v, left);
-}
-
-#define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < J; j++)
-// Ends of sums over taps and k of rows[t][r][k] * weights[t][k][:], on J vectors. Also fetches the line at `ahead` into the
-// core's cache, `step` floats further in each turn.
-template <int M, int J>
-TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w, const Ends& ends, const float* ahead, i64 step) {
-  R acc[M][J];
-  alignas(64) float tile[M * panel];
-  const float* before = ends.before;
-  if (ends.step != panel) {  // into the core's cache: rows that lie a power of two apart would drive each other out of the nearest
-    if (ends.added) TW_TILE __builtin_prefetch(ends.added + r * ends.step + j * lanes, 0, 2);
-    TW_TILE __builtin_prefetch(ends.out + r * ends.step + j * lanes, 0, 2);
-  }
-  for (i64 t = 0;;) {
-    TW_TILE acc[r][j] = R{};
-    for (const i64 stop = min(t + walk.group, walk.taps); t < stop; t++) {
-      const float* a[M];
-#pragma GCC unroll 8
-      for (int r = 0; r < M; r++) a[r] = rows[t * down + r];
-      const i64 n = t + 1 < walk.taps ? walk.n : walk.last;
-      for (i64 k = 0; k < n; k++, ahead += step) {
-        __builtin_prefetch(ahead, 0, 2);
-        R b[J];
-#pragma GCC unroll 8
-        for (int j = 0; j < J; j++) b[j] = *(const R*)(w + j * lanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < M; r++) {
-          const R v = broadcast(a[r][k]);
-#pragma GCC unroll 8
-          for (int j = 0; j < J; j++) acc[r][j] = fused(v, b[j], acc[r][j]);
-        }
-        w += panel;
-      }
-    }
-    if (before) TW_TILE acc[r][j] = *(const R*)(before + r * panel + j * lanes) + acc[r][j];
-    if (t == walk.taps) break;
-    TW_TILE *(R*)(tile + r * panel + j * lanes) = acc[r][j];
-    before = tile;
-  }
-  if (ends.bias) TW_TILE acc[r][j] += load<float, lanes>(ends.bias + j * lanes).v;
-  const bool whole = ends.n >= J * lanes;
-  if (ends.added) {
-    if (whole) TW_TILE acc[r][j] += load<float, lanes>(ends.added + r * ends.step + j * lanes).v;
-    else TW_TILE acc[r][j] += some_of(ends.added + r * ends.step + j * lanes, ends.n - j * lanes);
-  }
-  if (ends.cut) {
-    const Ending cut = *ends.cut;
-    TW_TILE acc[r][j] = between(V{acc[r][j]}, cut).v;
-  }
-  if (whole) TW_TILE store(ends.out + r * ends.step + j * lanes, V{acc[r][j]});
-  else TW_TILE store_some(ends.out + r * ends.step + j * lanes, V{acc[r][j]}, ends.n - j * lanes);
-}
-#undef TW_TILE
-
-template <int J>
-void sums_of(int m, const float* const* rows, const Walk& walk, const float* w, const Ends& ends, const float* ahead = nullptr, i64 step = 0) {
-  switch (m) {
-    case 1: return sums<1, J>(rows, walk, w, ends, ahead, step);
-    case 2: return sums<2, J>(rows, walk, w, ends, ahead, step);
-    case 3: return sums<3, J>(rows, walk, w, ends, ahead, step);
-    case 4: return sums<4, J>(rows, walk, w, ends, ahead, step);
-    case 5: return sums<5, J>(rows, walk, w, ends, ahead, step);
-    default: return sums<6, J>(rows, walk, w, ends, ahead, step);
-  }
-}
-
 template <int A> TW_INLINE V act(V v, const Product& p) {
   const V zero = splat<float, lanes>(0.f), one = splat<float, lanes>(1.f), half = splat<float, lanes>(0.5f);
   const V low = splat<float, lanes>(p.low), high = splat<float, lanes>(p.high);
@@ -179,8 +34,8 @@ template <int A> TW_INLINE V made(V v, const Product& p) {
 
 // out = made of tile + bias + added, on m rows and n <= panel columns
 template <int A>
-TW_NOINLINE void finish(const Product& p, const float* tile, int m, i64 n, const float* bias, const float* added, float* out, i64 step) {
-  for (int r = 0; r < m; r++)
+TW_NOINLINE void finish(const Product& p, const float* tile, i64 m, i64 n, const float* bias, const float* added, float* out, i64 step) {
+  for (i64 r = 0; r < m; r++)
     for (i64 j = 0; j < n; j += lanes) {
       V v = load<float, lanes>(tile + r * panel + j);
       if (bias) v = v + load<float, lanes>(bias + j);
@@ -195,7 +50,7 @@ TW_NOINLINE void finish(const Product& p, const float* tile, int m, i64 n, const
     }
 }
 
-void finish_of(const Product& p, const float* tile, int m, i64 n, const float* bias, const float* added, float* out, i64 step) {
+void finish_of(const Product& p, const float* tile, i64 m, i64 n, const float* bias, const float* added, float* out, i64 step) {
   switch (p.activation) {
 #define TW_CASE(A) case A: return finish<A>(p, tile, m, n, bias, added, out, step);
     TW_CASE(relu) TW_CASE(clamp) TW_CASE(leaky) TW_CASE(gelu) TW_CASE(gelu_tanh) TW_CASE(silu) TW_CASE(hardswish)
@@ -205,27 +60,92 @@ void finish_of(const Product& p, const float* tile, int m, i64 n, const float* b
   }
 }
 
-// Where the inputs of m output places from `row` on lie, for `taps` taps from `tap` on, k floats behind their start:
-// rows[tap][down]
-void locate(const Run& run, i64 row, int m, i64 tap, i64 taps, i64 k, const float** rows) {
+// A place of the result.
+struct Place {
+  i64 x, y, image;
+};
+Place place_of(const Product& p, i64 row) {
+  const i64 line = row / p.out_width, image = line / p.out_height;
+  return {row - line * p.out_width, line - image * p.out_height, image};
+}
+
+// Where the inputs of m places of the result from `at` on lie, for `taps` taps from that of (`below`, `right`) on, k floats
+// behind their start: rows[tap][down]. Moves `at` behind these places.
+void locate(const Run& run, Place& at, i64 m, i64 below, i64 right, i64 taps, i64 k, const float** rows) {
   const Product& p = *run.p;
-  if (p.height == 0) {
-    for (int r = 0; r < m; r++) rows[r] = run.x + (row + r) * run.stride + k;
-    return;
-  }
-  i64 x = row % p.out_width, y = row / p.out_width % p.out_height, image = row / p.out_width / p.out_height;
   for (int r = 0; r < m; r++) {
-    i64 down_by = tap / p.kernel_width, right_by = tap % p.kernel_width;
+    i64 iy = at.y * p.stride_y - p.pad_y + below * p.dilate_y, ix = at.x * p.stride_x - p.pad_x + right * p.dilate_x, left = p.kernel_width - right;
+    const float* from = run.x + (at.image * p.height + iy) * p.line + ix * p.step + k;
     for (i64 t = 0; t < taps; t++) {
-      const i64 iy = y * p.stride_y - p.pad_y + down_by * p.dilate_y, ix = x * p.stride_x - p.pad_x + right_by * p.dilate_x;
-      const bool inside = u64(iy) < u64(p.height) && u64(ix) < u64(p.width);
-      rows[t * down + r] = inside ? run.x + (image * p.height + iy) * p.line + ix * p.step + k : p.zeros;
-      if (++right_by == p.kernel_width) right_by = 0, down_by++;
+      rows[t * down + r] = u64(iy) < u64(p.height) && u64(ix) < u64(p.width) ? from : p.zeros;
+      ix += p.dilate_x, from += p.dilate_x * p.step;
+      if (--left == 0) {
+        left = p.kernel_width;
+        ix -= left * p.dilate_x, iy += p.dilate_y, from += p.dilate_y * p.line - left * p.dilate_x * p.step;
+      }
     }
-    if (++x == p.out_width) {
-      x = 0;
-      if (++y == p.out_height) y = 0, image++;
+    if (++at.x == p.out_width) {
+      at.x = 0;
+      if (++at.y == p.out_height) at.y = 0, at.image++;
     }
+  }
+}
+
+// What of the weights a block of rows passes at a time, and where its sums go.
+struct Stretch {
+  const float* weights;
+  Walk walk;
+  i64 tap, taps, parts, start;  // the first tap, how many, in how many parts each, and where in a tap they start
+  bool begun, ended;            // whether there are sums of earlier stretches, whether this is the last one
+};
+
+// The rows from `first` to `last`, at most `most_rows`, past one stretch. Rows are cut evenly into strips; strips of as many
+// rows are summed together, as far as there is room for the addresses of their inputs.
+template <int J> void pass(const Run& run, const Stretch& stretch, i64 column, i64 first, i64 last, float* tiles) {
+  constexpr i64 room = 512;
+  const Product& p = *run.p;
+  const Ending ending = ending_of(p);
+  const i64 count = last - first, strips = (count + down - 1) / down, least = count / strips, more = count - least * strips;
+  const i64 start = column * panel, n = min(i64(panel), p.columns - start), runs = stretch.taps * stretch.parts;
+  const i64 below = stretch.tap ? stretch.tap / p.kernel_width : 0, right = stretch.tap - below * p.kernel_width;
+  const i64 together = max(i64(1), room / (runs * down)), inputs = stretch.walk.n * (runs - 1) + stretch.walk.last;
+  const float* bias = p.bias ? p.bias + start : nullptr;
+  // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip; or where rows
+  // are read for the first time, those of the next strip. Behind the end no memory may be: to ask for that takes as long as
+  // 50 products.
+  const bool fresh = p.height == 0 && !run.by_panel && column == 0 && run.stride == p.inner && stretch.ended && !stretch.begun;
+  const i64 share = panel / strips, panels = (p.columns + panel - 1) / panel;
+  const float* then = stretch.weights + inputs * panel;
+  if (then + inputs * panel > p.weights + panels * p.inner * p.taps * panel) then = p.weights;
+  const float* rows[room + chains * chain * down];  // those of rows that a strip does not have are not read
+  Walk walk = stretch.walk;
+  walk.apart = runs * down;
+  Place place = p.height ? place_of(p, first) : Place{};
+  for (i64 s = 0, row = first; s < strips; s += walk.strips) {
+    const i64 m = s < more ? least + 1 : least, at = row * p.columns + start;
+    walk.strips = min(together, (s < more ? more : strips) - s);
+    float *tile = tiles + (row - first) * panel, *out = run.out + at;
+    const float* added = run.added ? run.added + at : nullptr;
+    const float** here = rows;
+    const float* from = run.x + row * run.stride + stretch.start;  // without images
+    for (i64 i = 0; i < walk.strips; i++, here += walk.apart, from += m * run.stride) {
+      if (p.height) {
+        locate(run, place, m, below, right, stretch.taps, stretch.start, here);
+        for (i64 q = 1; q < stretch.parts; q++)
+          for (i64 r = 0; r < m; r++) here[q * down + r] = here[r] + q * walk.n;
+      } else {
+        for (i64 q = 0; q < stretch.parts; q++)
+#pragma GCC unroll 8
+          for (i64 r = 0; r < down; r++) here[q * down + r] = from + q * walk.n + r * run.stride;
+      }
+    }
+    Ends ends = {tile, stretch.begun};
+    if (stretch.ended && ending.direct)
+      ends = {tile, stretch.begun, bias, added, out, p.columns, n, p.activation == none ? nullptr : &ending};
+    const float* ahead = fresh ? run.x + min(row + m, run.rows - m * walk.strips) * run.stride : then + inputs * s * share;
+    sums_of<J>(m, rows, walk, stretch.weights, ends, ahead, fresh ? m : share);
+    if (stretch.ended && !ending.direct) finish_of(p, tile, m * walk.strips, n, bias, added, out, p.columns);
+    row += m * walk.strips;
   }
 }
 
@@ -233,40 +153,17 @@ void locate(const Run& run, i64 row, int m, i64 tap, i64 taps, i64 k, const floa
 // cache while all rows pass it: some taps, or where one is longer, some pieces of it.
 template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const Product& p = *run.p;
-  const i64 start = column * panel, n = min(i64(panel), p.columns - start);
-  const i64 count = last - first, strips = (count + down - 1) / down, length = p.inner * p.taps;
   const i64 pieces = max(i64(1), (p.inner + chain - 1) / chain), piece = (p.inner + pieces - 1) / pieces;
   const i64 group = pieces > 1 ? 1 : min(p.taps, chain / max(i64(1), p.inner));
   const i64 most = chains * group, some_taps = pieces > 1 ? 1 : most, some_pieces = pieces > 1 ? most : 1;
-  const Ending ending = ending_of(p);
-  const float* weights = p.weights + column * length * panel;
-  const float* bias = p.bias ? p.bias + start : nullptr;
-  const bool fresh = p.height == 0 && !run.by_panel && column == 0 && run.stride == p.inner && length <= some_pieces * piece;
+  const float* weights = p.weights + column * p.inner * p.taps * panel;
   alignas(64) float tiles[most_rows * panel];
-  const float* rows[chains * chain * down];
   for (i64 t = 0; t < p.taps; t += some_taps)
     for (i64 c = 0; c < pieces; c += some_pieces) {
       const i64 k = c * piece, taps = min(some_taps, p.taps - t), parts = min(some_pieces, pieces - c);
-      const i64 inputs = taps * min(parts * piece, p.inner - k);
-      const Walk walk = {run.zero ? 0 : taps * parts, piece, min(piece, p.inner - (c + parts - 1) * piece), group};
+      const Walk walk = {run.zero ? 0 : taps * parts, piece, min(piece, p.inner - (c + parts - 1) * piece), group, 0, 0};
       const bool ended = t + taps == p.taps && c + parts == pieces;
-      const float* here = weights + (t * p.inner + k) * panel;
-      for (i64 s = 0; s < strips; s++) {
-        const i64 row = first + count * s / strips, at = row * p.columns + start;
-        const int m = int(first + count * (s + 1) / strips - row);
-        float *tile = tiles + (row - first) * panel, *out = run.out + at;
-        const float* added = run.added ? run.added + at : nullptr;
-        locate(run, row, m, t, taps, k, rows);
-        for (i64 q = 1; q < parts; q++)
-          for (int r = 0; r < m; r++) rows[q * down + r] = rows[r] + q * piece;
-        Ends ends = kept(tile, t + c > 0);
-        if (ended && ending.direct) ends = {ends.before, bias, added, out, p.columns, n, p.activation == none ? nullptr : &ending};
-        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip; or where
-        // rows are read for the first time, those of the next strip.
-        const i64 part = fresh ? m : panel / strips;
-        sums_of<J>(m, rows, walk, here, ends, fresh ? rows[0] + m * run.stride : here + inputs * (panel + s * part), part);
-        if (ended && !ending.direct) finish_of(p, tile, m, n, bias, added, out, p.columns);
-      }
+      pass<J>(run, {weights + (t * p.inner + k) * panel, walk, t, taps, parts, k, t + c > 0, ended}, column, first, last, tiles);
     }
 }
 
@@ -338,13 +235,17 @@ void one_row(void* context, i64 begin, i64 end, i64) {
   }
 }
 
+void work_on(const Run& run, i64 column, i64 first, i64 last) {
+  if (run.p->columns - column * panel <= panel / 2) work<across / 2>(run, column, first, last);
+  else work<across>(run, column, first, last);
+}
+
 void task(void* context, i64 begin, i64 end, i64) {
   const Run& run = *(const Run*)context;
   for (i64 i = begin; i < end; i++) {
     const i64 column = run.by_panel ? i / run.blocks : i % run.panels, block = run.by_panel ? i % run.blocks : i / run.panels;
-    const i64 first = block * run.block_rows, last = min(run.rows, first + run.block_rows);
-    if (run.p->columns - column * panel <= panel / 2) work<across / 2>(run, column, first, last);
-    else work<across>(run, column, first, last);
+    const i64 first = block * run.block_rows;
+    work_on(run, column, first, min(run.rows, first + run.block_rows));
   }
 }
 

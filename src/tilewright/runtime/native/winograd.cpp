@@ -243,13 +243,16 @@ void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, f
   }
   if (!memory) return;
   for (i64 g = panel_from; g < panel_to; g++) {
-    const float* w = p.weights + g * numbers * p.inner * panel2;
-    for (i64 a = 0; a < numbers; a++, w += p.inner * panel2)
-      for (i64 s = 0; s < strips; s++) {
-        const i64 k = count * s / strips, part = panel2 / strips;
-        short_sums_of(count * (s + 1) / strips - k, memory + a * apart + k * row, row, w, p.inner,
-                      sums + (a * count + k) * panel2, w + p.inner * (panel2 + s * part), part);
+    const i64 length = p.inner * panel2, part = panel2 / strips;
+    const float* w = p.weights + g * numbers * length;
+    for (i64 a = 0; a < numbers; a++, w += length) {
+      const float* ahead = g + 1 < t.panels || a + 1 < numbers ? w + length : p.weights;  // there is nothing behind the last
+      for (i64 s = 0, k = 0, end; s < strips; s++, k = end) {
+        end = count * (s + 1) / strips;
+        short_sums_of(end - k, memory + a * apart + k * row, row, w, p.inner, sums + (a * count + k) * panel2,
+                      ahead + s * part * p.inner, part);
       }
+    }
     for (i64 k = 0; k < count; k++)
       if (!plainly[k])
         turn_tile_back(t, corner_of(t, first + k), g * panel2, min(i64(panel2), p.columns - g * panel2), sums + k * panel2, count * panel2);

@@ -37,6 +37,7 @@ class NativeMethod(Enum):
     SUMS = "sums"
     DEPTHWISE = "depthwise"
     WINOGRAD = "winograd"
+    FEW_CHANNELS = "few channels"
 
 
 class Owner(Protocol):
@@ -91,7 +92,8 @@ class FusedProduct(Fusible):
         """The library call on x, or on x and the tensor that is added before the activation."""
         image = self.window is not None
         strides = channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
-        wants = (channels_last(self.task.source) if image else None, strides if image else None)
+        few = self.way is NativeMethod.FEW_CHANNELS
+        wants = (channels_last(self.task.source) if image and not few else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
             self,
@@ -190,6 +192,7 @@ class FusedProduct(Fusible):
         """What runs for x [batch, channel, height, width]."""
         routine, threads, form = self.owner.runs[self.way], self.owner.threads, self
         run = routine.run
+        lay = Tensor.contiguous if self.way is NativeMethod.FEW_CHANNELS else laid_out
         known: dict[torch.Size, ConvolutionPlace] = {}
 
         def convolution(x: Tensor, added: Tensor | None = None) -> Tensor:
@@ -197,7 +200,7 @@ class FusedProduct(Fusible):
             if place is None:
                 place = known[x.shape] = form.place(x.shape)
             if x.stride() != place.source:
-                x = laid_out(x)
+                x = lay(x)
             out = torch.empty_strided(place.shape, place.strides)
             beside = None
             if added is not None:
@@ -228,8 +231,9 @@ class FusedProduct(Fusible):
         out_height, out_width = w.sizes(height, width)
         space = (out_height, out_width)[4 - len(shape) :]
         zeros = torch.zeros(channels)
+        few = self.way is NativeMethod.FEW_CHANNELS
         places: dict[str, int] = {}
-        if not w.pointwise or self.way is NativeMethod.DEPTHWISE:
+        if not w.pointwise or self.way is not NativeMethod.SUMS:
             places = {
                 "zeros": zeros.data_ptr(), "height": height, "width": width, "out_height": out_height,
                 "out_width": out_width, "kernel_width": w.kernel[1], "stride_y": w.stride[0], "stride_x": w.stride[1],
@@ -238,6 +242,8 @@ class FusedProduct(Fusible):
             }  # fmt: skip
             if places["run"] > 1:
                 places |= {"width": width - w.run + 1, "kernel_width": 1}
+        if few:
+            places |= {"run": w.kernel[1], "scratch": self.owner.scratch}
         kept: list[object] = []
         if self.way is NativeMethod.WINOGRAD:
             assert self.plain is not None
@@ -248,7 +254,9 @@ class FusedProduct(Fusible):
         return ConvolutionPlace(
             (batch, columns, *space),
             (out_height * out_width * columns, 1, *(out_width * columns, columns)[4 - len(shape) :]),
-            (height * width * channels, 1, *(width * channels, channels)[4 - len(shape) :]),
+            (height * width * channels, height * width, width, 1)
+            if few
+            else (height * width * channels, 1, *(width * channels, channels)[4 - len(shape) :]),
             batch * out_height * out_width,
             channels,
             ctypes.addressof(native),

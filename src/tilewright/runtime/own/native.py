@@ -20,7 +20,14 @@ from tilewright.runtime.store.cache import ContentStore
 
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name
-    for name in ("product.cpp", "depthwise.cpp", "winograd.cpp", "attention.cpp")
+    for name in (
+        "strips.cpp",
+        "product.cpp",
+        "few_channels.cpp",
+        "depthwise.cpp",
+        "winograd.cpp",
+        "attention.cpp",
+    )
 )
 
 

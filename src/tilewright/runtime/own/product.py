@@ -30,6 +30,9 @@ from .form import FusedProduct, NativeFunction, NativeMethod, padded
 from .native import Packed, load_library, once
 from .winograd import fits, pack
 
+MAX_FEW_CHANNELS = 4
+"""Channels of images whose lines are laid out with borders, so that a line of a window is one run."""
+
 MAX_DEPTHWISE_TAPS = 64
 """Taps of a depthwise convolution that the native side has room for."""
 
@@ -128,15 +131,18 @@ class ProductCalls:
             )
         if not self._fits(weight, window, task.groups):
             return None
-        return NativeMethod.DEPTHWISE if task.groups > 1 else NativeMethod.SUMS
+        if task.groups > 1:
+            return NativeMethod.DEPTHWISE
+        return NativeMethod.FEW_CHANNELS if _in_lines(weight, window) else NativeMethod.SUMS
 
     def _fits(self, weight: Tensor, window: ConvWindow, groups: int) -> bool:
         columns, inner = weight.shape[0], weight.shape[1]
         if groups > 1:  # each channel on its own
             return groups == columns and inner == 1 and weight[0, 0].numel() <= MAX_DEPTHWISE_TAPS
         half = max(1, self.panel // 2)
+        run = window.kernel[1] if _in_lines(weight, window) else window.run
         return (
-            inner * window.run >= OWN_KERNELS.min_run_elements
+            inner * run >= OWN_KERNELS.min_run_elements
             and columns / (-(-columns // half) * half) >= OWN_KERNELS.min_filled_ratio
         )
 
@@ -152,7 +158,7 @@ class ProductCalls:
     def packed_later(self, weight: Tensor, way: NativeMethod) -> Packed:
         """Gives the weight as the native side reads it."""
         match way:
-            case NativeMethod.SUMS:
+            case NativeMethod.SUMS | NativeMethod.FEW_CHANNELS:
                 packed = once(functools.partial(self._packed, weight))
             case NativeMethod.DEPTHWISE:
                 packed = once(functools.partial(self._packed_depthwise, weight))
@@ -188,10 +194,17 @@ class ProductCalls:
         return torch.stack([flat[c : c + self.lanes].t() for c in starts])
 
 
+def _in_lines(weight: Tensor, window: ConvWindow) -> bool:
+    """Whether a line of the window is one run of floats once the image's borders are laid out."""
+    few = weight.dim() == 4 and weight.shape[1] <= MAX_FEW_CHANNELS
+    return few and window.kernel[1] > 1 and window.dilation[1] == 1
+
+
 _FUNCTIONS = {
     NativeMethod.SUMS: "tw_product",
     NativeMethod.DEPTHWISE: "tw_depthwise",
     NativeMethod.WINOGRAD: "tw_winograd",
+    NativeMethod.FEW_CHANNELS: "tw_few_channels",
 }
 
 
