@@ -9,8 +9,20 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from .dtype import DType
-from .expr import Axis, Expr, Symbol, axis, read, show, walk
-from .graph import PART, Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
+from .expr import Axis, Expr, Symbol, axes_of, axis, read, show, substitute, walk
+from .graph import (
+    DIVISION,
+    PART,
+    Graph,
+    Layout,
+    LibraryCall,
+    Op,
+    Origin,
+    Precondition,
+    Value,
+    Write,
+    verify_expr,
+)
 from .sizes import dims
 from .tensor import TensorExpr, output_axes
 
@@ -64,6 +76,36 @@ class Builder:
         if not dims.at_least(size, 1):
             origin = self.origins[self._origin]
             self.preconditions.append(Precondition(size, origin.name, origin.place))
+
+    def require_divisor(self, by: Value | Expr, shape: Sequence[Expr] | None = None) -> None:
+        """The captured node at hand divides integers: by a number, or by one for each element of a result of this
+        `shape`. A divisor made of sizes alone must not be 0; kernels test those from data, or made of axes."""
+        e = self._number(by) if isinstance(by, Value) else by
+        if e is None or e.op == "const" or axes_of(e) or any(x.op == "read" for x in walk(e)):
+            return
+        if not dims.at_least(e, 1) and not dims.at_least(dims.sub(dims.ZERO, e), 1):
+            origin = self.origins[self._origin]
+            count = None if shape is None else dims.prod(shape)
+            self.preconditions.append(Precondition(e, origin.name, origin.place, count, DIVISION))
+
+    def _number(self, v: Value) -> Expr | None:
+        """What each element of a value is, if that is one number made of sizes alone: a scalar, filled or cast."""
+        above: list[Expr] = []
+        for op in reversed(self.ops):
+            if v not in op.outputs:
+                continue
+            if op.expr is None or op.expr.reduce or len(op.expr.body) > 1 or len(op.inputs) > 1:
+                return None
+            above.append(op.expr.body[0])
+            if not op.inputs:
+                break
+            v = op.inputs[0]
+        else:
+            return None
+        e = above.pop()
+        for body in reversed(above):
+            e = substitute(body, {x: e for x in walk(body) if x.op == "read"})
+        return e
 
     def require_equal(self, a: Expr, b: Expr) -> None:
         """The captured node at hand needs two sizes to be equal."""
