@@ -90,22 +90,18 @@ class Builder:
 
     def _number(self, v: Value) -> Expr | None:
         """What each element of a value is, if that is one number made of sizes alone: a scalar, filled or cast."""
-        above: list[Expr] = []
+        made: Expr | None = None
         for op in reversed(self.ops):
             if v not in op.outputs:
                 continue
             if op.expr is None or op.expr.reduce or len(op.expr.body) > 1 or len(op.inputs) > 1:
                 return None
-            above.append(op.expr.body[0])
+            body = op.expr.body[0]
+            made = body if made is None else _with_reads(made, body)
             if not op.inputs:
-                break
+                return made
             v = op.inputs[0]
-        else:
-            return None
-        e = above.pop()
-        for body in reversed(above):
-            e = substitute(body, {x: e for x in walk(body) if x.op == "read"})
-        return e
+        return None
 
     def require_equal(self, a: Expr, b: Expr) -> None:
         """The captured node at hand needs two sizes to be equal."""
@@ -158,6 +154,11 @@ class Builder:
         )  # fmt: skip
         graph.verify(bodies=False)  # `emit` has looked at them
         return graph
+
+
+def _with_reads(e: Expr, made: Expr) -> Expr:
+    """`e` with what its reads find."""
+    return substitute(e, {x: made for x in walk(e) if x.op == "read"})
 
 
 def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:
