@@ -77,6 +77,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
     ours = {
         torch.ops.aten.special_log_ndtr.default: _log_ndtr,
         torch.ops.aten.logit_backward.default: logit_backward,
+        torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
@@ -111,6 +112,16 @@ def logit_backward(gradient: Tensor, x: Tensor, eps: float | None = None) -> Ten
     inside = (x >= least) & (x <= 1 - least)
     beyond = torch.full_like(gradient, math.nan) if free else torch.zeros_like(gradient)
     return torch.where(inside, gradient / (x * (1 - x)), beyond)
+
+
+@elementwise_type_promotion_wrapper(
+    type_promoting_args=("gradient", "x", "target"),
+    type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,
+)
+def _soft_margin_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """Torch's own parts have sigmoid(target * x) - 1, whose digits are gone where examples are classified well."""
+    made = -target * gradient * torch.sigmoid(-target * x)
+    return made / x.numel() if reduction == 1 else made
 
 
 def _smooth_l1_loss(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
