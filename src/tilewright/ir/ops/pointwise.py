@@ -225,7 +225,7 @@ def decay(b: Builder, x: Value) -> Value:
 
 
 def _negative(x: Expr) -> Expr:
-    """Whether x has its sign bit set; -0 does. (The sign of a NaN is not looked at.)"""
+    """Whether x has its sign bit set; -0 does. (The sign of a NaN is not looked at: it says which machine made it.)"""
     zero = number(0, x)
     if not x.dtype.is_float:
         return call("lt", x, zero) if not _unsigned(x) else const(False, bool_)
