@@ -56,3 +56,13 @@ def test_divisors_that_cannot_be_0_ask_nothing() -> None:
     torch.testing.assert_close(compiled(torch.arange(7)), program(torch.arange(7)), rtol=0, atol=0)
     plan = compiled.trace["plan"]  # type: ignore[index]
     assert not plan.segments[0].preconditions
+
+
+def test_floats_of_sizes_divide_as_floats() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * (12.0 / (x.shape[0] * 0.5)) + torch.ones(5)[: int(x.shape[0] / 2.5 // 1.5)].sum()
+
+    compiled = tilewright.compile(program, (torch.randn(5),), dims={"x": {0: "n"}})
+    for n in (5, 8):
+        x = torch.randn(n)
+        torch.testing.assert_close(compiled(x), program(x))

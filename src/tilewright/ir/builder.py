@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from types import MappingProxyType
 
-from .dtype import DType
+from .dtype import DType, i64
 from .expr import Axis, Expr, Symbol, axes_of, axis, read, show, substitute, walk
 from .graph import (
     DIVISION,
@@ -81,7 +81,13 @@ class Builder:
         """The captured node at hand divides integers: by a number, or by one for each element of a result of this
         `shape`. A divisor made of sizes alone must not be 0; kernels test those from data, or made of axes."""
         e = self._number(by) if isinstance(by, Value) else by
-        if e is None or e.op == "const" or axes_of(e) or any(x.op == "read" for x in walk(e)):
+        if (
+            e is None
+            or e.dtype is not i64
+            or e.op == "const"
+            or axes_of(e)
+            or any(x.op == "read" for x in walk(e))
+        ):
             return
         if not dims.at_least(e, 1) and not dims.at_least(dims.sub(dims.ZERO, e), 1):
             origin = self.origins[self._origin]
