@@ -100,13 +100,17 @@ class Builder:
         for op in reversed(self.ops):
             if v not in op.outputs:
                 continue
-            if op.expr is None or op.expr.reduce or len(op.expr.body) > 1 or len(op.inputs) > 1:
+            if op.expr is None or op.expr.reduce or len(op.expr.body) != 1:
                 return None
-            body = op.expr.body[0]
+            (body,) = op.expr.body
             made = body if made is None else _with_reads(made, body)
-            if not op.inputs:
-                return made
-            v = op.inputs[0]
+            match op.inputs:
+                case ():
+                    return made
+                case (given,):
+                    v = given
+                case _:
+                    return None
         return None
 
     def require_equal(self, a: Expr, b: Expr) -> None:
