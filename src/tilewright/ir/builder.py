@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from types import MappingProxyType
 
-from .dtype import DType, i64
+from .dtype import DType
 from .expr import Axis, Expr, Symbol, axes_of, axis, read, show, substitute, walk
 from .graph import (
     DIVISION,
@@ -83,7 +83,7 @@ class Builder:
         e = self._number(by) if isinstance(by, Value) else by
         if (
             e is None
-            or e.dtype is not i64
+            or e.dtype.is_float
             or e.op == "const"
             or axes_of(e)
             or any(x.op == "read" for x in walk(e))
