@@ -82,6 +82,7 @@ def test_gradients_go_both_ways_through_the_pipeline() -> None:
         close(got, want)
 
 
+@pytest.mark.filterwarnings("ignore:gradients of a compiled graph were taken")
 def test_double_backward_names_the_supported_way() -> None:
     compiled = torch.compile(lambda x: torch.sin(x).sum(), backend="tilewright")
     x = torch.randn(4, requires_grad=True)
@@ -89,6 +90,17 @@ def test_double_backward_names_the_supported_way() -> None:
     close(grad, torch.cos(x))
     with pytest.raises(UnsupportedError, match="whole loss"):
         grad.sum().backward()
+
+
+def test_gradients_that_count_as_constants_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.autograd.grad` may not come to the node that raises: what it gives lacks a part then."""
+    monkeypatch.setattr("tilewright.errors._ONCE", set())
+    compiled = torch.compile(lambda x: torch.exp(x).sum(), backend="tilewright")
+    x = torch.randn(4, requires_grad=True)
+    with pytest.warns(match="create_graph=True"):
+        (grad,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    (got,) = torch.autograd.grad((x * grad).sum(), x)
+    close(got, torch.exp(x))  # and not (1 + x) * exp(x)
 
 
 def test_retain_graph_is_no_double_backward() -> None:
@@ -100,6 +112,7 @@ def test_retain_graph_is_no_double_backward() -> None:
     close(x.grad, 2 * torch.cos(x))
 
 
+@pytest.mark.filterwarnings("ignore:gradients of a compiled graph were taken")
 @pytest.mark.parametrize("entry", [tilewright.compile, partial(torch.compile, backend="tilewright")])
 def test_what_a_forward_pass_saves_is_kept_for_another_backward(entry: Callable[..., Any]) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 1))

@@ -163,6 +163,20 @@ def test_what_is_not_built_is_not_preferred_any_more() -> None:
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
+def test_what_is_not_built_is_not_stored_any_more(tmp_path: Path) -> None:
+    """Else each process would build it once more."""
+    (tmp_path / "store").mkdir(mode=0o700)
+    store = ContentStore(tmp_path / "store")
+    for clock, built in ((clock_of(1.0, 0.7), False), (clock_of(1.0, 0.7), True), (clock_of(), True)):
+        made = builder(Options(), store)
+        cover = cover_of(made)
+        choose_ways(cover, made, "cpu", clock, "here")
+        (kernel,) = (s for s in cover.steps if isinstance(s, Kernel))
+        if not built:
+            assert made.solver.forget_preferred(kernel)
+    assert "min_bytes" in str(scheduled(made, cover).schedule)
+
+
 def test_sizes_that_are_not_known_are_left() -> None:
     made = builder(Options())
     cover = cover_of(made, (0,))

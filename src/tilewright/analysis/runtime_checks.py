@@ -83,7 +83,8 @@ def from_data(e: Expr) -> bool:
 
 def divisor(e: Expr) -> Expr | None:
     """The divisor of an integer division, if it may be zero: it comes from data, differs from element to element as
-    what a program counts does, or is zero. Sizes, by which indices are divided, are not."""
+    what a program counts does, or is zero. What is made of sizes alone is known at the call
+    (`Builder.require_divisor`)."""
     if e.op not in _DIVISIONS or e.dtype.is_float:
         return None
     by = e.args[1]

@@ -36,6 +36,7 @@ from tilewright.ir.expr import (
     transform,
 )
 from tilewright.ir.graph import (
+    DIVISION,
     EXTREMUM,
     INDEX,
     PART,
@@ -181,7 +182,7 @@ class _Harmless:
                     op=plain_name(p.op),
                     place=plain_name(p.place),
                     count=None if p.count is None else self._size(p.count),
-                    why=p.why if p.why in (EXTREMUM, INDEX, PART) else EXTREMUM,
+                    why=p.why if p.why in (DIVISION, EXTREMUM, INDEX, PART) else EXTREMUM,
                 )
                 for p in given.preconditions
             ),

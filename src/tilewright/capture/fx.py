@@ -47,6 +47,7 @@ from .node import (
 )
 from .symbols import Ranges, SymbolicNumber, Symbols
 
+_DIVISIONS = {operator.floordiv, operator.mod, operator.truediv}
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
 _TAKES_ANY = ("contraction", "convolution")
@@ -189,6 +190,9 @@ class _Importer:
         """A host scalar. Reading it out of a tensor binds its symbol."""
         assert isinstance(val, NUMBERS)
         made = self.symbols.expr(val)
+        if node.target in _DIVISIONS and isinstance(by := self.argument(node.args[1]), Expr):
+            with self.b.origin(display_name(node.target), place_of(node), node.name):
+                self.b.require_divisor(by)
         sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
         target = node.target
         if isinstance(target, OpOverload) and sources and "sym_" not in target.overloadpacket.__name__:
@@ -470,13 +474,10 @@ class _Importer:
             graph = self.b.finish(self.inputs, outputs)
         except ValueError as bad:
             raise VerifyError(str(bad), phase="capture") from bad
-        return replace(
-            graph,
-            layouts=self.layouts,
-            writes=tuple(self.writes),
-            returned=(*forms, *[None] * (len(outputs) - len(forms))) if forms else (),
-            placed=tuple(self.placed.items()),
-        )
+        forms += [None] * (len(outputs) - len(forms)) if forms else []
+        places = tuple(self.placed.items())
+        writes = tuple(self.writes)
+        return replace(graph, layouts=self.layouts, writes=writes, returned=tuple(forms), placed=places)
 
 
 def _agree(node: fx.Node, v: Value, r: _Result) -> None:

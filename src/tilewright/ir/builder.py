@@ -9,8 +9,20 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from .dtype import DType
-from .expr import Axis, Expr, Symbol, axis, read, show, walk
-from .graph import PART, Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
+from .expr import Axis, Expr, Symbol, axes_of, axis, read, show, substitute, walk
+from .graph import (
+    DIVISION,
+    PART,
+    Graph,
+    Layout,
+    LibraryCall,
+    Op,
+    Origin,
+    Precondition,
+    Value,
+    Write,
+    verify_expr,
+)
 from .sizes import dims
 from .tensor import TensorExpr, output_axes
 
@@ -65,6 +77,42 @@ class Builder:
             origin = self.origins[self._origin]
             self.preconditions.append(Precondition(size, origin.name, origin.place))
 
+    def require_divisor(self, by: Value | Expr, shape: Sequence[Expr] | None = None) -> None:
+        """The captured node at hand divides integers: by a number, or by one for each element of a result of this
+        `shape`. A divisor made of sizes alone must not be 0; kernels test those from data, or made of axes."""
+        e = self._number(by) if isinstance(by, Value) else by
+        if (
+            e is None
+            or e.dtype.is_float
+            or e.op == "const"
+            or axes_of(e)
+            or any(x.op == "read" for x in walk(e))
+        ):
+            return
+        if not dims.at_least(e, 1) and not dims.at_least(dims.sub(dims.ZERO, e), 1):
+            origin = self.origins[self._origin]
+            count = None if shape is None else dims.prod(shape)
+            self.preconditions.append(Precondition(e, origin.name, origin.place, count, DIVISION))
+
+    def _number(self, v: Value) -> Expr | None:
+        """What each element of a value is, if that is one number made of sizes alone: a scalar, filled or cast."""
+        made: Expr | None = None
+        for op in reversed(self.ops):
+            if v not in op.outputs:
+                continue
+            if op.expr is None or op.expr.reduce or len(op.expr.body) != 1:
+                return None
+            (body,) = op.expr.body
+            made = body if made is None else _with_reads(made, body)
+            match op.inputs:
+                case ():
+                    return made
+                case (given,):
+                    v = given
+                case _:
+                    return None
+        return None
+
     def require_equal(self, a: Expr, b: Expr) -> None:
         """The captured node at hand needs two sizes to be equal."""
         if not dims.equal(a, b):
@@ -116,6 +164,11 @@ class Builder:
         )  # fmt: skip
         graph.verify(bodies=False)  # `emit` has looked at them
         return graph
+
+
+def _with_reads(e: Expr, made: Expr) -> Expr:
+    """`e` with what its reads find."""
+    return substitute(e, {x: made for x in walk(e) if x.op == "read"})
 
 
 def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:

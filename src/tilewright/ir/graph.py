@@ -250,15 +250,16 @@ class Origin:
 
 EXTREMUM, INDEX = "an extremum over no elements", "an index into no elements"
 PART = "a part is written with a tensor of another size"
+DIVISION = "an integer is divided by zero"
 """Why a precondition is asked: what a program would do where it does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
     """A number that must not be 0 when `op`, at `place` in the user's source, runs: the size of the dim over which it
-    takes an extremum or into which it indexes, or what is 1 if two sizes are equal and 0 if not (see
-    `Builder.require_equal`). Where `count`, the number of points that the op computes, is 0, nothing is asked. `why` is
-    one of the reasons above, for the error."""
+    takes an extremum or into which it indexes, a divisor of integers, or what is 1 if two sizes are equal and 0 if not
+    (see `Builder.require_equal`). Where `count`, the number of points that the op computes, is 0, nothing is asked.
+    `why` is one of the reasons above, for the error."""
 
     size: Expr
     op: str = field(default="", metadata=TOLD)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilewright.errors import IllegalSchedule, warn_once
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -80,7 +81,7 @@ def choose_products(
             verdicts.leave(task.key)
             if (modelled := _modelled(task, solver)) is not None:
                 known[task.key] = modelled
-    return _with_kernels(normal, graph, tasks, known, solver)
+    return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
 
 def choose_by_model(graph: Graph, solver: Solver) -> ChosenProducts:
@@ -105,13 +106,18 @@ def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
 
 
 def _with_kernels(
-    normal: Graph, graph: Graph, tasks: Sequence[ProductTask], known: dict[str, ChosenProduct], solver: Solver
-) -> ChosenProducts:
-    """The graph with the numbers of kernels, of which the solver knows the schedules from now on."""
+    normal: Graph, graph: Graph, tasks: Sequence[ProductTask], known: dict[str, ChosenProduct], solver: Solver,
+    verdicts: Verdicts | None = None,
+) -> ChosenProducts:  # fmt: skip
+    """The graph with the numbers of kernels, of which the solver knows the schedules from now on. Of `verdicts` those
+    are forgotten that do not hold."""
     numbering = _Numbering(normal)
     for task in tasks:
         decided = known.get(task.key)
-        if decided is not None and decided.schedule != LIBRARY and _tell(solver, task, decided):
+        if decided is None or decided.schedule == LIBRARY:
+            continue
+        drop = (lambda: None) if verdicts is None else partial(verdicts.drop, task.key)
+        if _tell(solver, task, decided, drop):
             for group in task.groups:
                 numbering.take(group, task, decided.way)
     chosen = tuple(known[t.key] for t in tasks if t.key in known)
@@ -159,8 +165,9 @@ class _Numbering:
         return replace(self.original, ops=ops, layouts=self.layouts | dict(self.original.layouts))
 
 
-def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
-    """Tell the solver which schedule was decided on; whether it is one."""
+def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct, drop: Callable[[], None]) -> bool:
+    """Tell the solver which schedule was decided on; whether it is one. If it is not, or does not build, `drop` is
+    called."""
     found = task.kernels(decided.way)
     if found is None:
         return False
@@ -170,8 +177,9 @@ def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct) -> bool:
         solver.scheduler.check_capacity(solution.form, solution.schedule, solver.target)
     except (ValueError, IllegalSchedule) as wrong:
         warn_once(f"a schedule that was measured before is not taken for {told(task.region)}: {wrong}")
+        drop()
         return False
-    solver.prefer(Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs), solution)
+    solver.prefer(Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs), solution, drop)
     return True
 
 

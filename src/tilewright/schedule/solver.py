@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.data_masks import explain_unbounded_loops
@@ -70,6 +70,7 @@ class Solver:
         """The forms that kernels have before any step, which sizes, and what a level holds, do not change."""
         self.preferred: dict[str, Solution] = {}
         """What a clock found faster, by the keys that kernels have whose values are all dense."""
+        self._on_forgotten: dict[str, Callable[[], None]] = {}
         self.preferred_as_laid: dict[str, Solution | None] = {}
         """The same by the keys of kernels as their values lie; None where it is not legal so, or nothing is known."""
         self.lowered: dict[str, _Lowered] = {}
@@ -146,16 +147,21 @@ class Solver:
         check_roles(form, schedule)
         return Solution(schedule, form, seconds, form)
 
-    def prefer(self, kernel: Kernel, solution: Solution) -> None:
+    def prefer(
+        self, kernel: Kernel, solution: Solution, on_forgotten: Callable[[], None] = lambda: None
+    ) -> None:
         """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster
-        than what the model prefers."""
-        self.preferred[kernel_key(kernel, {})] = solution
+        than what the model prefers. `on_forgotten` is called if that turns out not to build."""
+        key = kernel_key(kernel, {})
+        self.preferred[key], self._on_forgotten[key] = solution, on_forgotten
         self.preferred_as_laid.clear()
         self.lowered.clear()
 
     def forget_preferred(self, kernel: Kernel) -> bool:
         """From now on, solve kernels equal to this one as the model prefers. Whether something else was preferred."""
-        found = self.preferred.pop(kernel_key(replace(kernel, over=(), lines=()), {}), None)
+        key = kernel_key(replace(kernel, over=(), lines=()), {})
+        found = self.preferred.pop(key, None)
+        self._on_forgotten.pop(key, lambda: None)()
         self.preferred_as_laid.clear()
         self.lowered.clear()
         return found is not None

@@ -103,3 +103,16 @@ def test_a_diagonal_of_free_sizes_is_written_by_a_kernel() -> None:
     run = tilewright.compile(function, (x,), dims={"x": {0: "rows", 1: "columns"}})
     assert torch.equal(run(x), function(x))  # type: ignore[arg-type]
     assert run.coverage is not None and run.coverage.generated == run.coverage.ops
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_whole_numbers_at_equal_distances(dtype: torch.dtype) -> None:
+    """The 28th of 50 from 0 to 7 is 4, or next to it, and then 3: as eager's kernel rounds."""
+
+    def numbers(start: float | Tensor, end: float | Tensor) -> Tensor:
+        return torch.linspace(start, end, 50, dtype=dtype) * 2
+
+    compiled = torch.compile(numbers, backend="tilewright")
+    for start, end in ((0, 7), (3, 9), (60, 4)):
+        for given in ((start, end), (torch.tensor(start), torch.tensor(end))):
+            assert torch.equal(compiled(*given), numbers(*given))

@@ -57,6 +57,23 @@ def test_losses_are_generated(name: str, dtype: torch.dtype) -> None:
     assert [g.coverage.need for g in graphs] == [(), ()]
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_slope_of_a_soft_margin_has_all_digits(reduction: str) -> None:
+    """Where it is near 0, too."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.soft_margin_loss(x, y, reduction=reduction)
+
+    y = torch.tensor([-1.0, 1.0]).repeat(40)
+    x = y * torch.linspace(0, 40, 80)
+    slopes: list[Tensor] = []
+    for program, dtype in ((torch.compile(loss, backend="tilewright"), torch.float32), (loss, torch.float64)):
+        given = x.detach().to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(program(given, y.to(dtype)).sum(), given)
+        slopes.append(slope.double())
+    torch.testing.assert_close(*slopes, rtol=4e-6, atol=0)
+
+
 def test_labels_out_of_range_raise() -> None:
     def placed(x: Tensor, t: Tensor) -> Tensor:
         return torch.scatter(x * 2, 1, t[:, None], -1.0)

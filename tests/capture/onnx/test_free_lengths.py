@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from tests.support.onnx_models import ints, model, node, value
 
 import tilewright
@@ -81,3 +82,19 @@ def test_slices_of_rows_of_any_length(cut: tuple[int, int, int], tmp_path: Path)
         (want,) = session.run(None, {"x": x})
         np.testing.assert_array_equal(compiled(torch.from_numpy(x)), want)
     assert "not proved" not in "".join(str(c.coverage) for c in tilewright.compilations())
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"is_causal": 1}, {}, {"softcap": 2.0}], ids=["causal", "plain", "capped"]
+)
+def test_attention_of_as_many_heads_as_there_are(attributes: dict[str, object], tmp_path: Path) -> None:
+    """Whether keys have fewer heads than queries only a call tells."""
+    given = [value(n, [f"{n}_batch", f"{n}_heads", f"{n}_length", "channels"]) for n in "qkv"]
+    made = model([node("Attention", ["q", "k", "v"], ["y"], **attributes)], given, ["y"], {}, opset=23)
+    onnx.save(made, tmp_path / "attention.onnx")
+    compiled = tilewright.compile(tmp_path / "attention.onnx")
+    reference = ReferenceEvaluator(made)
+    for heads, groups, length in ((4, 2, 5), (4, 4, 7), (6, 2, 5)):
+        q, k, v = (torch.randn(2, n, length, 8) for n in (heads, groups, groups))
+        (want,) = reference.run(None, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()})
+        np.testing.assert_allclose(compiled(q, k, v), want, rtol=1e-4, atol=1e-5)

@@ -74,9 +74,10 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         packet = getattr(torch.ops.aten, name)
         for which in packet.overloads():
             table.pop(getattr(packet, which), None)
-    ours = {
+    ours: Decompositions = {
         torch.ops.aten.special_log_ndtr.default: _log_ndtr,
         torch.ops.aten.logit_backward.default: logit_backward,
+        torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
@@ -84,6 +85,9 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten._neg_view.default: torch.neg,
         torch.ops.aten.convolution.default: multiply_whole_windows,
     }
+    for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        overload = getattr(torch.ops.aten.linspace, name)
+        ours[overload] = _linspace(table[overload])
     lists = foreach_decompositions() | free_number_decompositions()
     theirs = dict(table.items())
     return theirs | promise_decompositions(theirs) | lists | ours
@@ -113,6 +117,16 @@ def logit_backward(gradient: Tensor, x: Tensor, eps: float | None = None) -> Ten
     return torch.where(inside, gradient / (x * (1 - x)), beyond)
 
 
+@elementwise_type_promotion_wrapper(
+    type_promoting_args=("gradient", "x", "target"),
+    type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,
+)
+def _soft_margin_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """Torch's own parts have sigmoid(target * x) - 1, whose digits are gone where examples are classified well."""
+    made = -target * gradient * torch.sigmoid(-target * x)
+    return made / x.numel() if reduction == 1 else made
+
+
 def _smooth_l1_loss(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Torch's own parts, which go on where the op's kernel refuses."""
 
@@ -137,6 +151,18 @@ def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **ho
     rows = torch.arange(n, device=how.get("device"))
     columns = torch.arange(n if m is None else m, device=how.get("device"))
     return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
+def _linspace(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own parts, but for integers: cut off, a number that is next to a whole one shows how it was rounded, and
+    the parts round otherwise than the op's kernel."""
+
+    def floats(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            return NotImplemented
+        return parts(start, end, steps, dtype=dtype, **how)
+
+    return floats
 
 
 Kernels = dict[DispatchKey, Callable[..., object]]

@@ -48,7 +48,7 @@ from tilewright.capture.modes import infer_without_gradients, kept_modes
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, warn_once
 
 from .mended_scans import mended_scans
 from .rng import dropped_by_masks, save_states_apart, without_idle_draws
@@ -424,11 +424,20 @@ class FrozenGraph:
 # --- double backward ---
 
 
+_CONSTANT = (
+    "gradients of a compiled graph were taken with create_graph=True, but cannot be differentiated: backward() raises "
+    "there, and torch.autograd.grad may take them for constants without a word. Take inner derivatives by "
+    "torch.func.grad in the compiled function, or compile the whole loss by tilewright.compile"
+)
+
+
 def _explain_double_backward() -> None:
     """If this backward pass is itself differentiated later, the error then names the supported way.
 
     Torch keeps a node whose own backward only raises; the node stands a few frames up, and only while the graph is
-    kept, so that ordinary training never looks."""
+    kept, so that ordinary training never looks. From the node edges lead to inputs that the forward pass saved, and to
+    no others: `backward()` comes to it, but `torch.autograd.grad`, which runs what lies between a loss and the inputs
+    that it is asked for, may not, and then leaves its part out. So that is said before."""
     keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     if keeps is None or not keeps():
         return
@@ -439,6 +448,7 @@ def _explain_double_backward() -> None:
                 forward = getattr(type(held), "_forward_cls", None)
                 if forward is not None:
                     forward.backward = staticmethod(_no_double_backward)
+                warn_once(_CONSTANT)
                 return
         frame = frame.f_back
 

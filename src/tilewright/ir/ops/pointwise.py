@@ -91,12 +91,28 @@ def _extremum(name: str, on_bool: str) -> Binary:
 add, mul = binary("add", _add), binary("mul", _mul)
 sub = binary("sub", lambda x, y: arith("sub", x, y))
 div = binary("div", lambda x, y: call("div", x, y))
-floordiv = binary("floordiv", lambda x, y: call("floordiv", x, y))
-truncdiv = binary(
+
+
+def _division(name: str, compute: Callable[[Expr, Expr], Expr]) -> Binary:
+    """An op that fails for integers where its second operand is 0."""
+    divide = binary(name, compute)
+
+    def declare(b: Builder, x: Arg, y: Arg) -> Value:
+        out = divide(b, x, y)
+        if not out.dtype.is_float:
+            b.require_divisor(y, out.shape)
+        return out
+
+    declare.__name__ = name
+    return declare
+
+
+floordiv = _division("floordiv", lambda x, y: call("floordiv", x, y))
+truncdiv = _division(
     "truncdiv", lambda x, y: call("trunc", call("div", x, y)) if x.dtype.is_float else call("truncdiv", x, y)
 )
-remainder = binary("remainder", lambda x, y: call("mod", x, y))
-fmod = binary("fmod", lambda x, y: call("fmod", x, y))
+remainder = _division("remainder", lambda x, y: call("mod", x, y))
+fmod = _division("fmod", lambda x, y: call("fmod", x, y))
 maximum, minimum = _extremum("maximum", "or"), _extremum("minimum", "and")
 atan2 = binary("atan2", lambda x, y: call("atan2", x, y))
 bitwise_and = binary("bitwise_and", lambda x, y: call("and", x, y))
@@ -209,7 +225,7 @@ def decay(b: Builder, x: Value) -> Value:
 
 
 def _negative(x: Expr) -> Expr:
-    """Whether x has its sign bit set; -0 does. (The sign of a NaN is not looked at.)"""
+    """Whether x has its sign bit set; -0 does. (The sign of a NaN is not looked at: it says which machine made it.)"""
     zero = number(0, x)
     if not x.dtype.is_float:
         return call("lt", x, zero) if not _unsigned(x) else const(False, bool_)

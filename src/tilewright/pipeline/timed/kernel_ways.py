@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from tilewright.errors import IllegalSchedule, warn_once
@@ -112,8 +113,9 @@ def choose_ways(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
             solver.scheduler.check_capacity(solution.form, solution.schedule, solver.target)
         except (ValueError, IllegalSchedule) as wrong:
             warn_once(f"a schedule that was measured before is not taken for {entry['what']}: {wrong}")
+            verdicts.drop(key)
             continue
-        solver.prefer(kernel, solution)
+        solver.prefer(kernel, solution, partial(verdicts.drop, key))
 
 
 def verdicts_of(builder: KernelBuilder, where: str, *, stored: bool) -> Verdicts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import NoElements, OutOfMemory
-from tilewright.ir.graph import PART
+from tilewright.ir.graph import DIVISION, PART
 from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.data import (
@@ -31,7 +31,7 @@ from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
-from .launch import BuiltUnit, LaunchList
+from .launch import BuiltUnit, DivisionByZero, LaunchList
 from .layouts import Layouts, Made, arena_of, buffers_of
 from .reading import Lies, Reader, reader
 from .tensors import maker_on, torch_dtype
@@ -39,9 +39,14 @@ from .verified import Checks
 
 
 def check_preconditions(segment: PlanSegment, sizes: Mapping[str, Number]) -> None:
-    """Raise NoElements unless `sizes` fulfil what the segment requires."""
+    """Raise NoElements unless `sizes` fulfil what the segment requires, DivisionByZero where they make a divisor 0."""
     for p in segment.preconditions:
         if size(p.size, sizes) == 0 and (p.count is None or size(p.count, sizes) != 0):
+            if p.why == DIVISION:
+                raise DivisionByZero(
+                    f"ZeroDivisionError: {p.why}: {p.size} is 0", phase="run", op=p.op, place=p.place,
+                    hint="give another size",
+                )  # fmt: skip
             what, hint = f"{p.why}: {p.size} is 0", "give that dim at least one element"
             if p.why == PART:
                 what, hint = p.why, "call it without compiling to see the sizes"

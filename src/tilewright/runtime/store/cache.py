@@ -109,6 +109,21 @@ class ContentStore:
                 self._warn(f"cannot write to {root}: {error}")
         return self._keep_private(key, files)
 
+    def remove(self, key: str) -> None:
+        """Take an entry away, if there is one: what it says does not hold."""
+        _check_key(key)
+        with self._lock:
+            self._private.pop(key, None)
+        root = self._usable()
+        if root is None:
+            return
+        try:
+            staging = root / "staging"
+            staging.mkdir(mode=0o700, exist_ok=True)
+            move_aside(root / key[:2] / key, staging)
+        except OSError as error:
+            self._warn(f"cannot write to {root}: {error}")
+
     @contextlib.contextmanager
     def single_flight(self, key: str, timeout: float = STORE.max_lock_seconds) -> Generator[None]:
         """Hold the key's lock, so that one process builds while the others wait, at most `timeout` seconds.

@@ -44,6 +44,10 @@ class Decisions:
         """Store a decision."""
         self.store.put(self._key(task), {FILE: json.dumps(decision, indent=1).encode()})
 
+    def drop(self, task: str) -> None:
+        """Forget a decision."""
+        self.store.remove(self._key(task))
+
     def clock_key(self, task: str) -> str:
         """What a tuning file keeps a clock's decision under: it holds for one version, but for any time that was given
         to tuning."""

@@ -53,10 +53,13 @@ class TuningSession:
             self._found.setdefault(device, {})
 
     def note(self, device: str, name: str, entry: Entry | None, *, final: bool = True) -> None:
-        """An entry was decided; None: there was no time to."""
+        """An entry was decided; None: there is none, or none that holds."""
         with self._lock:
+            entries = self._found.setdefault(device, {})
             if entry is not None:
-                self._found.setdefault(device, {})[name] = entry
+                entries[name] = entry
+            else:
+                entries.pop(name, None)
             (self.unsettled.discard if final and entry is not None else self.unsettled.add)(name)
         if entry is not None:
             self._changed()
@@ -99,7 +102,7 @@ class Tuned:
             self.session.note(self.device, entry_name(kind, key), entry, final=final)
 
     def leave(self, kind: str, key: str) -> None:
-        """There was no time to decide."""
+        """There is no decision: no time was left for one, or it does not hold."""
         if self.session is not None:
             self.session.note(self.device, entry_name(kind, key), None)
 
@@ -172,6 +175,11 @@ class Verdicts:
         """A task was decided."""
         self.decisions.put(self._text(task), entry)
         self.tuned.note(self.kind, self.decisions.clock_key(task), entry)
+
+    def drop(self, task: str) -> None:
+        """What was decided about a task does not hold: the store forgets it. (A file stays as it is.)"""
+        self.decisions.drop(self._text(task))
+        self.leave(task)
 
     def leave(self, task: str) -> None:
         """There was no time to decide about a task."""

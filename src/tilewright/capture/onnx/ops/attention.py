@@ -127,7 +127,7 @@ def attention(
     if k.shape[2] != v.shape[2]:  # torch would read values behind the last
         raise ModelError("there are not as many values as keys", phase="capture", op="Attention")
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # of a size that is not known, as the trace has it
     window = KeyWindow(bool(is_causal), left_window_size, right_window_size)
     plain = outputs < 4 and softcap == 0.0 and softmax_precision is None
     alone = attn_mask is None and past_key is None and nonpad_kv_seqlen is None
