@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -86,10 +87,11 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
     for key in left:
         if key not in known:
             verdicts.leave(key)
-    taken = [f for key, fronts in tasks.items() if known.get(key) for f in fronts]
-    for kernel, solution in (item for f in taken for item in f.joined.items()):
-        builder.solver.prefer(kernel, solution)
-    return _taken(cover, taken)
+    taken = {front: key for key, fronts in tasks.items() if known.get(key) for front in fronts}
+    for front, key in taken.items():
+        for kernel, solution in front.joined.items():
+            builder.solver.prefer(kernel, solution, partial(verdicts.drop, key))
+    return _taken(cover, tuple(taken))
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
