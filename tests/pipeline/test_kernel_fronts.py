@@ -75,6 +75,12 @@ def looked_at(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tenso
     return h @ a, h.cumsum(1)
 
 
+def in_turn(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    h = normed(x, w)
+    square, root = h.square().sum(1, keepdim=True) * h, h.abs().sum(1, keepdim=True) * h
+    return root @ a + square[:, :32]
+
+
 def scaled(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (x.cumsum(1) * w).sin() @ a
 
@@ -139,6 +145,18 @@ def test_equal_ones_are_timed_once() -> None:
     assert len(find_fronts(cover, made)) == 2
     found = join_fronts(cover, made, "cpu", clock_of(1.0, 0.5), "here")
     assert sum(k.reason == REASON for k in kernels(found)) == 2
+
+
+def test_readers_stay_in_order() -> None:
+    """The first result of the kernel in front is read by the second reader alone, which reads the first one, too."""
+    made = builder()
+    cover = cover_of(made, in_turn)
+    (front,) = find_fronts(cover, made)
+    first, second = front.readers
+    assert set(first.outputs) & set(second.inputs)
+    assert front.kernel.outputs[0] not in first.inputs and front.kernel.outputs[1] in first.inputs
+    found = join_fronts(cover, made, "cpu", clock_of(1.0, 0.5), "here")
+    assert [set(k.outputs) for k in kernels(found)] == [set(first.outputs), set(second.outputs)]
 
 
 @pytest.mark.parametrize("function", [kept, looked_at, product, scaled])

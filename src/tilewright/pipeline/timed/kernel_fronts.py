@@ -97,6 +97,7 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
     """Kernels that fold, without products, whose results nobody but a few kernels reads, which may fold anew: together
     they are modelled as no slower, about. No kernel is in two."""
+    place = {step: n for n, step in enumerate(cover.steps)}
     readers: dict[Value, list[Step]] = {}
     for step in cover.steps:
         for v in _read_by(step):
@@ -106,7 +107,7 @@ def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
     for step in cover.steps:
         if not isinstance(step, Kernel) or step in busy or kept.intersection(step.outputs):
             continue
-        behind = list(dict.fromkeys(r for v in step.outputs for r in readers.get(v, ())))
+        behind = sorted({r for v in step.outputs for r in readers.get(v, ())}, key=place.__getitem__)
         kernels = [r for r in behind if isinstance(r, Kernel)]
         if len(kernels) != len(behind) or busy.intersection(kernels) or not _may_join(step, kernels):
             continue
