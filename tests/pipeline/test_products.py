@@ -189,7 +189,7 @@ def test_weights_of_windows_that_are_laid(clock: Clock, *, frozen: bool) -> None
     assert ([["lay_windows"]] if not frozen else []) == names[:-1] and "convolution" in names[-1]
     assert made.kernels[-1].schedule.memory.own_copies
     for way in clock.timed:  # what runs once is not timed
-        assert (len(way.kernels), len(way.folded)) == ((1, 1) if frozen else (2, 0))
+        assert (len(way.kernels), len(way.prepared_once)) == ((1, 1) if frozen else (2, 0))
     assert (
         clock.timed
         and clock.asked == 1

@@ -124,7 +124,7 @@ def test_operands_that_are_made_once(*, turned: bool) -> None:
     second = Builder(library.fresh_id())
     ours = second.finish((x, w, other), (contract.matmul(second, view.permute(second, other, (1, 0)), x),))
     covers = [partition(g, solver.price, solver.hints) for g in (library, normalise(ours))]
-    ways = ReplayContestant(covers[0]), ReplayContestant(covers[1], folded=(fold,))
+    ways = ReplayContestant(covers[0]), ReplayContestant(covers[1], prepared_once=(fold,))
     trial = ReplayTrial(builder(), "cpu", lambda run: 1.0)
     assert trial([ways]) == [[1.0, 1.0 if turned else None]]
 

@@ -84,7 +84,7 @@ class ProductKernels:
         prepare = [(op, next(copies) if is_copy(op) else -1) for op in self.prepare]
         return prepare + [(op, n) for n, k in enumerate(self.kernels) for op in k.ops]
 
-    def folded(self, frozen: Container[Value]) -> tuple[Op, ...]:
+    def prepared_once(self, frozen: Container[Value]) -> tuple[Op, ...]:
         """Those of what prepares operands that run once for all, when constants are folded."""
         return tuple(op for op in self.prepare if is_foldable(op, frozen))
 
@@ -157,8 +157,8 @@ def beside_product(
 ) -> float:
     """Modelled seconds of all kernels of a way but the one that multiplies. Raises IllegalSchedule if one has no legal
     schedule."""
-    rest, folded = found.kernels[1:], found.folded(frozen)
-    others = [*(Kernel((op,), op.outputs) for op in found.prepare if op not in folded), *rest]
+    rest, prepared_once = found.kernels[1:], found.prepared_once(frozen)
+    others = [*(Kernel((op,), op.outputs) for op in found.prepare if op not in prepared_once), *rest]
     return sum(solver.price(k, layouts) for k in others) + GPU_MATMUL.merge_seconds * len(rest)
 
 
@@ -179,19 +179,19 @@ def ways_of(
         made = kernels_by_way[proposal.way]
         if made is None:
             continue
-        folded = made.folded(task.frozen)
-        cover = partition(_as_kernels(task, made, folded), solver.price, hints)
+        prepared_once = made.prepared_once(task.frozen)
+        cover = partition(_as_kernels(task, made, prepared_once), solver.price, hints)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         first = next((k for k in kernels if set(k.outputs) >= set(made.kernels[0].outputs)), None)
-        expected = len(made.prepare) - len(folded) + len(made.kernels)
+        expected = len(made.prepare) - len(prepared_once) + len(made.kernels)
         if first is not None and len(kernels) == len(cover.steps) == expected:
-            yield proposal, ReplayContestant(cover, {first: proposal.solution.schedule}, folded)
+            yield proposal, ReplayContestant(cover, {first: proposal.solution.schedule}, prepared_once)
 
 
-def _as_kernels(task: ProductTask, made: ProductKernels, folded: Sequence[Op]) -> Graph:
-    """The region with numbers of kernels, which is given what is `folded`."""
-    ops = tuple(replace(op, kernel=n) for op, n in made.ops if op not in folded)
-    inputs = (*task.region.inputs, *(v for op in folded for v in op.outputs))
+def _as_kernels(task: ProductTask, made: ProductKernels, prepared_once: Sequence[Op]) -> Graph:
+    """The region with numbers of kernels, which is given what is `prepared_once`."""
+    ops = tuple(replace(op, kernel=n) for op, n in made.ops if op not in prepared_once)
+    inputs = (*task.region.inputs, *(v for op in prepared_once for v in op.outputs))
     return replace(task.region, inputs=inputs, ops=ops, layouts={**task.region.layouts, **made.between})
 
 

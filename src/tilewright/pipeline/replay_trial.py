@@ -45,7 +45,7 @@ class ReplayContestant:
 
     cover: Cover
     schedules: Mapping[Kernel, Schedule] = field(default_factory=dict[Kernel, Schedule])
-    folded: tuple[Op, ...] = ()
+    prepared_once: tuple[Op, ...] = ()
     """What made some of its inputs of others, which are frozen tensors, before anything is timed."""
 
     @property
@@ -122,9 +122,9 @@ class ReplayTrial:
     ) -> list[float | None]:
         """Seconds of each at some sizes; None for one whose results are not those of the first."""
         sets = self._sets(ways, hints)
-        for op in dict.fromkeys(op for way in ways for op in way.folded):
+        for op in dict.fromkeys(op for way in ways for op in way.prepared_once):
             for tensors in sets:
-                tensors |= self._folded(op, tensors)
+                tensors |= self._prepared_once(op, tensors)
         found: list[float | None] = []
         expected: list[Result] | None = None
         for way in ways:
@@ -152,7 +152,7 @@ class ReplayTrial:
             return expected, None
         return results if expected is None else expected, self._seconds(way, run, sets)
 
-    def _folded(self, op: Op, tensors: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+    def _prepared_once(self, op: Op, tensors: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
         made = interpret(op, [tensors[v].cpu() for v in op.inputs])
         return {v: t.to(self.device) for v, t in zip(op.outputs, made, strict=True) if isinstance(t, Tensor)}
 
@@ -231,10 +231,10 @@ def agree(expected: Sequence[Result], given: Sequence[Result]) -> bool:
 
 def _operands(ways: Contest) -> dict[Value, Layout | None]:
     """What any way reads that nothing made of other operands, and how it lies."""
-    folded = {v for way in ways for op in way.folded for v in op.outputs}
+    prepared_once = {v for way in ways for op in way.prepared_once for v in op.outputs}
     return {
         v: way.cover.graph.layouts.get(v)
         for way in ways
         for v in way.cover.graph.inputs
-        if isinstance(v, Value) and v not in folded
+        if isinstance(v, Value) and v not in prepared_once
     }

@@ -81,7 +81,7 @@ class _Kernel(ctypes.Structure):
         ("shared", ctypes.c_int64),
         ("early", ctypes.c_int64),
         ("releases_first", ctypes.c_int64),
-        ("most", ctypes.c_int64),
+        ("max_blocks", ctypes.c_int64),
     )
 
 
@@ -198,8 +198,8 @@ class Device:
 
     def _load(self, built: BuiltKernel) -> Loaded:
         facts, image, used = built.facts, ctypes.create_string_buffer(built.code), (ctypes.c_int * 2)()
-        most = multiprocessors(self.ordinal) if facts.persistent else 0
-        kernel = _Kernel(None, facts.threads, facts.shared, facts.early, facts.releases_first, most)
+        max_blocks = multiprocessors(self.ordinal) if facts.persistent else 0
+        kernel = _Kernel(None, facts.threads, facts.shared, facts.early, facts.releases_first, max_blocks)
         code = self.driver.native.tw_cuda_load(
             self.address, image, facts.entry.encode(), ctypes.byref(kernel), used
         )

@@ -139,7 +139,7 @@ struct tw_kernel {  // one built variant, loaded
   int64_t threads, shared;
   int64_t early;  // its code waits for the end of the kernel in front before it touches memory
   int64_t releases_first;  // before that it lets the kernel behind begin
-  int64_t most;   // blocks of a launch at most, which then go through many grid points; 0: one for each point
+  int64_t max_blocks;  // of a launch, which then go through many grid points; 0: one for each point
 };
 
 struct tw_map {  // a tensor descriptor; dims here have the contiguous one first, as the driver wants them
@@ -190,7 +190,7 @@ int driver_version = 0;
 void** arguments(const tw_record& r) { return r.chosen == r.aligned ? r.special : r.arguments; }
 
 unsigned blocks_of(const tw_record& r) {
-  const int64_t most = r.chosen->most;
+  const int64_t most = r.chosen->max_blocks;
   return (unsigned)(most && most < r.blocks ? most : r.blocks);
 }
 
