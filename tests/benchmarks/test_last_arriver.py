@@ -182,7 +182,8 @@ def test_machine_code_and_launches(
     image, weight, bias, out = (t.data_ptr() for t in sets[1])
     partials, counters = bench.partials.data_ptr(), bench.counters.data_ptr()
     ran = launches(fake)
-    assert [x.early for x in ran] == [0] * 6 + [0, 1, 1, 1] + [0, 1]
+    # A merge moves little and releases first: behind the last one of a run others may launch theirs.
+    assert [x.early for x in ran] == [0] * 6 + [0, 1, 1, 0] + [0, 1]
     assert set(ran[2].values[:3]) == {image, weight, partials}
     assert set(ran[3].values[:3]) == {partials, bias, out}
     assert list(ran[5].values[:6]) == [image, weight, partials, out, counters, bias]

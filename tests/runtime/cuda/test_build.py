@@ -91,6 +91,16 @@ def test_the_store_keeps_what_was_built(store: ContentStore) -> None:
     assert only(store, scaled()).code.startswith(b"\x7fELF")
 
 
+def test_what_a_version_with_other_facts_built_is_built_anew(
+    store: ContentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("tilewright.runtime.cuda.build._FACTS", "entry shared threads")
+        before = only(store, scaled())
+    STATS.reset()
+    assert only(store, scaled()).folder != before.folder and STATS.triton == 1
+
+
 def test_shared_memory_above_the_limit_is_refused(store: ContentStore) -> None:
     fits = only(store, product(128))
     assert 64 << 10 < fits.facts.shared <= 227 << 10

@@ -36,6 +36,7 @@ ENTRIES: Mapping[str, Mapping[str, object]] = {
     },
     "attention": {"kernels": False, "seconds": 3e-5, "library_seconds": 2e-5},
     "way": {"schedule": "", "seconds": 1e-3, "usual_seconds": 1e-3},
+    "front": {"joined": False, "seconds": None, "apart_seconds": 2e-5},
     "cover": {"seconds": [1e-3, 2e-3]},
     "call": {"fastest": "own", "seconds": {"own": 1e-3, "plain": 2e-3}},
     "convolution": {"seconds": None},

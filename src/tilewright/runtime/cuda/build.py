@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tilewright import progress
@@ -30,6 +30,7 @@ TEXT = "kernel.asm"
 SOURCE = "kernel.py"
 FACTS = "facts.json"
 _FORMAT = "triton-4"  # part of every key: raise it when the meaning of an entry changes
+_FACTS = " ".join(f.name for f in fields(KernelFacts))  # another part: entries of other fields are no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Conten
     if version is None:
         raise BuildError("Triton is not installed", phase="build", hint="pip install triton")
     texts = [job_of(source, target).to_json() for source in sources]
-    keys = [digest(_FORMAT, version, text) for text in texts]
+    keys = [digest(_FORMAT, _FACTS, version, text) for text in texts]
     found = {key: store.get(key) for key in keys}
     missing = {key: text for key, text in zip(keys, texts, strict=True) if found[key] is None}
     STATS.cache_hits += len(found) - len(missing)
