@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops import while_loop
 
 import tilewright
 
@@ -46,6 +47,20 @@ def test_no_elements_are_divided_by_0() -> None:
     compiled = tilewright.compile(program, (torch.arange(5),), dims={"x": {0: "n"}})
     for n in (3, 6):
         torch.testing.assert_close(compiled(torch.arange(n)), program(torch.arange(n)), rtol=0, atol=0)
+
+
+def test_a_loop_that_takes_no_turn_divides_nothing() -> None:
+    def program(x: Tensor, turns: Tensor) -> Tensor:
+        by = x.shape[0] - 3
+        begin = torch.zeros_like(turns)
+        return while_loop(lambda k, a: k < turns, lambda k, a: (k + 1, a * 2 // by), (begin, x))[1]  # type: ignore[no-any-return]
+
+    compiled = tilewright.compile(program, (torch.arange(5), torch.tensor(2)), dims={"x": {0: "n"}})
+    for n, turns in ((3, 0), (4, 0), (4, 2), (6, 3)):
+        x, some = torch.arange(n) * 5 - 7, torch.tensor(turns)
+        torch.testing.assert_close(compiled(x, some), program(x, some), rtol=0, atol=0)
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.arange(3), torch.tensor(2))
 
 
 def test_divisors_that_cannot_be_0_ask_nothing() -> None:

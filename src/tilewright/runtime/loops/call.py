@@ -228,8 +228,8 @@ class LoopRunner:
     def _rooms(
         self, steps: int, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> list[Tensor]:
-        """Memory for what so many steps stack."""
-        sizes = self.executable.bound_for(self._sample(state, sliced, rest)).sizes
+        """Memory for what so many steps stack. Where there are none, the body need not accept the sizes."""
+        sizes = self.executable.sizes_of(self._sample(state, sliced, rest))
         device = _device(state, sliced, rest)
         return [
             torch.empty(

@@ -240,6 +240,10 @@ class Executable:
         """The plan for the sizes of `args`."""
         return self._bind(args)
 
+    def sizes_of(self, args: Sequence[Argument]) -> dict[str, Number]:
+        """The sizes that `args` determine, for which the plan need not be right: it is not run."""
+        return solve(self.plan.bindings, args, self._readers)
+
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         return Executable(
