@@ -46,7 +46,9 @@ def without_fronts() -> Generator[None]:
 @contextmanager
 def without_early_release() -> Generator[None]:
     """Every kernel releases the one behind after its last load."""
-    with mock.patch.object(early_launch, "GPU_BLOCKS", replace(early_launch.GPU_BLOCKS, max_brief_bytes=0)):
+    with mock.patch.object(
+        early_launch, "GPU_BLOCKS", replace(early_launch.GPU_BLOCKS, max_early_release_bytes=0)
+    ):
         yield
 
 

@@ -345,7 +345,7 @@ class GpuBlockThresholds:
     usual_stages: int
     min_elements_per_thread: int
     max_chain: int
-    max_brief_bytes: int
+    max_early_release_bytes: int
 
 
 GPU_BLOCKS = load(GpuBlockThresholds, "gpu_blocks")

@@ -50,7 +50,9 @@ ONCE, OFTEN = (Loop(Axis("a", integer(n)), integer(0), integer(n), 1, ()) for n 
 def test_grid_points_wait_first_and_release_before_the_last_stores(
     program: TileProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_launch, "GPU_BLOCKS", replace(early_launch.GPU_BLOCKS, max_brief_bytes=0))
+    monkeypatch.setattr(
+        early_launch, "GPU_BLOCKS", replace(early_launch.GPU_BLOCKS, max_early_release_bytes=0)
+    )
     made = legalise_for_gpu(program, EARLY)
     made.verify()
     assert made.body[0] == Await() and legalise_for_gpu(made, EARLY) == made

@@ -271,7 +271,8 @@ class Await:
 @dataclass(frozen=True, slots=True)
 class Release:
     """From here on the kernel behind this one may begin, once all grid points have come here or ended. It then waits
-    for the end of this one: this is only a hint."""
+    for the end of this one, which is behind the end of the one in front, also where this stands before the wait: a
+    program means the same without it."""
 
 
 Stmt = (

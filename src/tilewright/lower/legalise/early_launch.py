@@ -33,16 +33,16 @@ def with_early_launch(program: TileProgram, *, outside: bool) -> TileProgram:
     """The program with its wait, which may be one for a kernel from `outside`, and its release."""
     if any(isinstance(s, Await) for s in program.body):
         return program
-    if not program.persistent and _is_brief(program):
+    if not program.persistent and _moves_little(program):
         return replace(program, body=(Release(), Await(outside), *program.body))
     return replace(program, body=(Await(outside), *_released(program.body)))
 
 
-def _is_brief(program: TileProgram) -> bool:
+def _moves_little(program: TileProgram) -> bool:
     """Whether all that a kernel reads and stores is known to be little."""
     sizes = [dims.static(b.size) for b in program.params]
     found = sum(n * b.dtype.bytes for n, b in zip(sizes, program.params, strict=True) if n is not None)
-    return None not in sizes and found <= GPU_BLOCKS.max_brief_bytes
+    return None not in sizes and found <= GPU_BLOCKS.max_early_release_bytes
 
 
 def _released(body: Sequence[Stmt]) -> tuple[Stmt, ...]:

@@ -240,8 +240,8 @@ result fill(tw_record& r, char* const* bases) {
 // What others launch behind a run may begin at the release of the last record: all before that one must have ended.
 bool is_early(const tw_run* run, int64_t i) {
   const tw_record& r = run->records[i];
-  bool frees_others = r.chosen->releases_first && i + 1 == run->count;
-  return r.chosen->early && !frees_others && driver.launch_as && (i > 0 || r.outside);
+  bool last_releases_first = r.chosen->releases_first && i + 1 == run->count;
+  return r.chosen->early && !last_releases_first && driver.launch_as && (i > 0 || r.outside);
 }
 
 result launch(const tw_record& r, bool early, stream on) {
