@@ -330,7 +330,11 @@ def main() -> None:
     until, parts = time.monotonic() + arguments.seconds, arguments.parts.split(",")
     children = {name: start(name) for name in NETWORKS} if "networks" in parts else {}
     spare = SPARE if children else 0.0
-    facts: dict[str, Json] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    facts: dict[str, Json] = {
+        **record.provenance(1),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
 
     def note(name: str, found: Json) -> None:
         facts[name] = found

@@ -49,12 +49,12 @@ def both(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def repeated(
-    function: Callable[..., object], dtype: torch.dtype
+    function: Callable[..., object], dtype: torch.dtype, rows: int = 1
 ) -> tuple[Schedule, list[np.ndarray], object] | None:
     """The schedule of all of a function as one kernel whose points fold anew, what it gives, and what the function
     gives; None where there is none."""
     torch.manual_seed(0)
-    inputs = (torch.randn(1, K), torch.randn(K), torch.randn(N, K), torch.randn(N, K))
+    inputs = (torch.randn(rows, K), torch.randn(K), torch.randn(N, K), torch.randn(N, K))
     given = [t.to(dtype) for t in inputs]
     graph = compiled(function, given).cover.graph
     whole = Kernel(graph.ops, tuple(v for v in graph.outputs if isinstance(v, Value)))
@@ -85,6 +85,10 @@ def test_columns_of_the_product_are_on_the_grid(function: Callable[..., object])
 @pytest.mark.parametrize("function", [scaled, both, plain])
 def test_much_work_and_results_are_not_repeated(function: Callable[..., object]) -> None:
     assert repeated(function, torch.float32) is None
+
+
+def test_what_matrix_units_multiply_is_not_summed_by_rows() -> None:
+    assert repeated(normed, torch.float32, rows=16) is None
 
 
 def test_nobody_repeats_without_being_asked() -> None:

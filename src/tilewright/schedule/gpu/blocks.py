@@ -65,10 +65,13 @@ def block_schedule(
 
 def repeating_schedule(form: Form, target: Target, hints: SizeHints, tuning: Tuning) -> Schedule | None:
     """Blocks of a form without products of blocks, in which a class is on the grid that some folds lack; None if there
-    is no such class."""
-    form = drop_implied(form)
+    is no such class, or if matrix units multiply."""
+    lists, form = listed_tiles(form), drop_implied(form)
     usual, shape = shape_of(form, hints), repeating_shape(form, hints)
     if shape == usual:
+        return None
+    known = {a: n for a in usual.inner if (n := dims.static(a.extent)) is not None}
+    if product_blocks(form, usual, TileLimits(known, lists), target, tuning, hints) is not None:
         return None
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None}
     return _row_schedule(form, shape, RowLimits(most, tuning), target, hints)
