@@ -90,3 +90,12 @@ def test_labels_out_of_range_raise() -> None:
         for bad in (6, -1):
             with pytest.raises(IndexError):
                 compiled(x, torch.tensor([0, bad, 2, 1]))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_a_mean_over_no_elements_has_an_empty_gradient(loss: Callable[..., Tensor]) -> None:
+    x, target = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, 5)
+    y = torch.compile(loss, backend="tilewright", dynamic=False)(x, target)
+    y.backward()
+    assert y.isnan()
+    assert x.grad is not None and x.grad.shape == (0, 5)
