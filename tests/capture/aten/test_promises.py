@@ -146,6 +146,10 @@ def test_pointwise_results_lie_as_operands_do(op: Callable[[Tensor, Tensor], Ten
         torch.testing.assert_close(made, expected, equal_nan=True)
 
 
+def _floored(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
 @pytest.mark.parametrize("op", [torch.copysign, torch.xlogy])
 def test_operands_that_are_spread_both_ways(op: Callable[[Tensor, Tensor], Tensor]) -> None:
     """No order of the dims is settled by both: asked again of the operands so ordered, torch names another one."""
@@ -157,7 +161,7 @@ def test_operands_that_are_spread_both_ways(op: Callable[[Tensor, Tensor], Tenso
     assert made.stride()[1:] == expected.stride()[1:], "the first dim has one element"
 
 
-@pytest.mark.parametrize("op", [torch.copysign, torch.xlogy, torch.logaddexp])
+@pytest.mark.parametrize("op", [torch.copysign, torch.xlogy, torch.logaddexp, torch.floor_divide, _floored])
 def test_a_number_has_no_say_in_the_type(op: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.rand(2, 4, 3, 5).to(torch.bfloat16).to(memory_format=torch.channels_last)
     torch._dynamo.reset()
@@ -167,6 +171,20 @@ def test_a_number_has_no_say_in_the_type(op: Callable[[Tensor, Tensor], Tensor])
         made, expected = torch.compile(op, backend="tilewright")(*pair), op(*pair)
         assert made.dtype is expected.dtype is torch.bfloat16 and made.stride() == expected.stride()
         torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_is_unpooled_lies_as_its_operand(memory_format: torch.memory_format) -> None:
+    def unpooled(x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        made = F.max_unpool2d(x, places, (3, 2), output_size=(2, 3, 6, 8))
+        return made, made.as_strided((made.numel() // 2,), (1,))
+
+    x, places = F.max_pool2d(torch.randn(2, 3, 6, 8), (3, 2), return_indices=True)
+    pair = x.to(memory_format=memory_format), places.to(memory_format=memory_format)
+    torch._dynamo.reset()
+    made, expected = torch.compile(unpooled, backend="tilewright", dynamic=False)(*pair), unpooled(*pair)
+    assert [t.stride() for t in made] == [t.stride() for t in expected]
+    torch.testing.assert_close(made, expected)
 
 
 def test_powers_of_a_number_are_row_major() -> None:
