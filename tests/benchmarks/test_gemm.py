@@ -18,7 +18,7 @@ from benchmarks import gemm
 from tilewright.options import Options
 from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.store.cache import ContentStore, default_root
-from tilewright.schedule.gpu import proposals
+from tilewright.schedule.gpu.proposed import plain_products
 from tilewright.target import preset
 
 SMALL = Shape(64, 128, 256)
@@ -30,7 +30,7 @@ library, fake, gpu = fake_driver.library, fake_driver.fake, fake_driver.gpu
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel takes a second to build."""
-    monkeypatch.setattr(proposals, "PROPOSALS", replace(proposals.PROPOSALS, max_kept=2))
+    monkeypatch.setattr(plain_products, "PROPOSALS", replace(plain_products.PROPOSALS, max_kept=2))
 
 
 def test_shapes() -> None:
