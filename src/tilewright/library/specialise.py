@@ -19,6 +19,7 @@ from tilewright.target import Target
 from .choose import Offers, OfferTimer, choose, refuse
 from .epilogue import absorb
 from .frozen_operands import Frozen
+from .joined_calls import join_calls
 from .offers.offer import Maker, Offer
 from .offers.registry import find_faster, is_offered
 from .padded_convolutions import take_zeros
@@ -44,7 +45,7 @@ def specialise(
     number where the op itself does not."""
     packed, offers = pack(take_zeros(graph), target, maker)
     chosen = choose(unflatten(packed), offers, timer, exact=exact)
-    return drop_unread(absorb(drop_unread(chosen), exact=exact))
+    return join_calls(drop_unread(absorb(drop_unread(chosen), exact=exact)))
 
 
 # --- frozen operands -----------------------------------------------------------------------------

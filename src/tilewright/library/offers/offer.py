@@ -57,6 +57,12 @@ class Fusible(Routine):
     def epilogues(self) -> Sequence[Epilogue]:
         """Pointwise ops that it can do on its one result."""
 
+    def behind(self, first: Routine) -> LibraryCall | None:
+        """The call on the operands of `first`, whose result is this one's operand, that does both; None where that is
+        no faster."""
+        del first
+        return None
+
 
 def epilogues_of(call: LibraryCall) -> Sequence[Epilogue]:
     """Pointwise ops that a call can do on its one result."""

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
 from tilewright.library.offers.offer import Epilogue, FrozenProduct, Fusible, channels_last
 from tilewright.runtime.plan.tensors import same_layout
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .conv_window import ConvWindow, dense, laid_out
 from .native import LINEAR, Linear, Packed, PreparedProduct, Task, once
@@ -36,6 +37,7 @@ class NativeMethod(Enum):
 
     SUMS = "sums"
     DEPTHWISE = "depthwise"
+    PRODUCT_DEPTHWISE = "product, depthwise"
     WINOGRAD = "winograd"
     FEW_CHANNELS = "few channels"
 
@@ -45,6 +47,10 @@ class Owner(Protocol):
 
     @property
     def panel(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
     @property
     def runs(self) -> Mapping[NativeMethod, NativeFunction]: ...
     @property
@@ -69,6 +75,23 @@ def padded(bias: Tensor | None, panel: int) -> Tensor | None:
     return pad(flat, (0, -flat.numel() % panel)).contiguous()
 
 
+def is_worth_joining(first: FusedProduct, second: FusedProduct) -> bool:
+    """Whether a product over channels and the depthwise convolution of its result are one call: the image between them
+    is known to be larger than what stays in the cores' own caches, and the window is one that keeps sums in registers."""
+    window, shape = second.window, tuple(map(dims.static, first.task.shape))
+    if first.way is not NativeMethod.SUMS or second.way is not NativeMethod.DEPTHWISE:
+        return False
+    if first.added or first.window is None or not first.window.pointwise or window is None or None in shape:
+        return False
+    size = math.prod(n for n in shape if n is not None) * ctypes.sizeof(ctypes.c_float)
+    return (
+        len(shape) == 4
+        and window.is_small
+        and second.sizes[0] >= second.owner.lanes
+        and size >= OWN_KERNELS.min_between_ratio * second.owner.cached_bytes
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class FusedProduct(Fusible):
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
@@ -87,13 +110,16 @@ class FusedProduct(Fusible):
     added: bool = False
     affine: tuple[float, ...] = ()
     """Scale and shift of what the activation makes."""
+    first: FusedProduct | None = None
+    """The product that makes the image of a depthwise convolution, where both are one call."""
 
     def call(self) -> LibraryCall:
         """The library call on x, or on x and the tensor that is added before the activation."""
         image = self.window is not None
         strides = channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
         few = self.way is NativeMethod.FEW_CHANNELS
-        wants = (channels_last(self.task.source) if image and not few else None, strides if image else None)
+        source = (self.first or self).task.source
+        wants = (channels_last(source) if image and not few else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
             self,
@@ -127,11 +153,17 @@ class FusedProduct(Fusible):
             for name, body in activations().items()
             if name in ACTIVATIONS
         ]
-        if not self.added and self.way is not NativeMethod.DEPTHWISE:
+        if not self.added and self.way not in (NativeMethod.DEPTHWISE, NativeMethod.PRODUCT_DEPTHWISE):
             found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
         if not self.added and self.bias is None:
             found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
         return found
+
+    def behind(self, first: Routine) -> LibraryCall | None:
+        """The call that does `first` as well, where that makes the image of this one and is worth it."""
+        if not isinstance(first, FusedProduct) or not is_worth_joining(first, self):
+            return None
+        return replace(self, way=NativeMethod.PRODUCT_DEPTHWISE, first=first).call()
 
     def activated(self, name: str) -> Callable[[tuple[float, ...], object], LibraryCall]:
         """How to make the call with an activation."""
@@ -249,6 +281,9 @@ class FusedProduct(Fusible):
             assert self.plain is not None
             kept.append(plain := self.plain.detach().contiguous())
             places |= {"plain": plain.data_ptr(), "scratch": self.owner.scratch}
+        if self.first is not None:
+            kept.append(first := self.first.native())
+            places |= {"first": ctypes.addressof(first), "scratch": self.owner.scratch}
         native = self.native(**places)
         columns = self.sizes[0]
         return ConvolutionPlace(

@@ -25,6 +25,7 @@ SOURCES = tuple(
         "product.cpp",
         "few_channels.cpp",
         "depthwise.cpp",
+        "product_depthwise.cpp",
         "winograd.cpp",
         "attention.cpp",
     )
@@ -48,6 +49,7 @@ class Task(ctypes.Structure):
         ("line", ctypes.c_int64),
         ("plain", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
     )
 
 

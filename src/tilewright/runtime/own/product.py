@@ -74,6 +74,8 @@ class ProductCalls:
         """Columns that are packed together."""
         self.winograd_panel: int = library.tw_winograd_panel()
         self.lanes: int = library.tw_lanes()
+        self.cached_bytes: int = target.core.capacity * target.cores
+        """What the cores' own caches hold together."""
         place, count = ctypes.c_void_p, ctypes.c_int64
         self._pack_native = library.tw_pack
         self._pack_native.argtypes = [place, *[count] * 6, place, count]
@@ -160,7 +162,7 @@ class ProductCalls:
         match way:
             case NativeMethod.SUMS | NativeMethod.FEW_CHANNELS:
                 packed = once(functools.partial(self._packed, weight))
-            case NativeMethod.DEPTHWISE:
+            case NativeMethod.DEPTHWISE | NativeMethod.PRODUCT_DEPTHWISE:
                 packed = once(functools.partial(self._packed_depthwise, weight))
             case NativeMethod.WINOGRAD:
                 packed = once(functools.partial(pack, weight, self.winograd_panel))
@@ -203,6 +205,7 @@ def _in_lines(weight: Tensor, window: ConvWindow) -> bool:
 _FUNCTIONS = {
     NativeMethod.SUMS: "tw_product",
     NativeMethod.DEPTHWISE: "tw_depthwise",
+    NativeMethod.PRODUCT_DEPTHWISE: "tw_product_depthwise",
     NativeMethod.WINOGRAD: "tw_winograd",
     NativeMethod.FEW_CHANNELS: "tw_few_channels",
 }

@@ -1,0 +1,54 @@
+"""Two library calls, of which the second alone reads what the first makes, become one where a routine does both at once:
+what lies between them then never goes through memory as a whole.
+
+A routine knows behind which others it can be done so (`Fusible.behind`); here it is decided where that applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.ir.graph import Graph, Op, Operand, Routine, Value
+
+from .offers.offer import Fusible
+from .spare import one_behind_another
+
+
+def join_calls(graph: Graph) -> Graph:
+    """The graph with such calls as one, at the place of the second."""
+    producer, consumers, kept = graph.producer(), graph.consumers(), graph.kept()
+    joined: dict[Op, Op] = {}
+    gone: set[Op] = set()
+    for op in graph.ops:
+        first = _only_maker(op, producer)
+        if first is None or first in joined or first.output in kept or len(consumers[first.output]) > 1:
+            continue
+        made = _joined(first, op)
+        if made is not None:
+            joined[op] = made
+            gone.add(first)
+    return graph.with_ops([joined.get(op, op) for op in graph.ops if op not in gone]) if joined else graph
+
+
+def _only_maker(op: Op, producer: Mapping[Value, Op]) -> Op | None:
+    """The call that makes the one operand of the call of `op`."""
+    if op.call is None or op.call.args != (Operand(0),) or len(op.inputs) != 1:
+        return None
+    maker = producer.get(op.inputs[0])
+    return maker if maker is not None and maker.call is not None and len(maker.outputs) == 1 else None
+
+
+def _joined(first: Op, second: Op) -> Op | None:
+    one, other = first.call, second.call
+    assert one is not None and other is not None
+    if not isinstance(other.function, Fusible) or not isinstance(one.function, Routine):
+        return None
+    made = other.function.behind(one.function)
+    if made is None:
+        return None
+    spare = one_behind_another(one.spare, other.spare)
+    call = replace(made, strides=other.strides, spare=spare, refused=(*one.refused, *other.refused))
+    origins = [o for o in (first.origin, *first.absorbed) if o >= 0 and o != second.origin]
+    absorbed = tuple(dict.fromkeys((*origins, *second.absorbed)))
+    return replace(second, call=call, inputs=first.inputs, absorbed=absorbed)
