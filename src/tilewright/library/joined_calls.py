@@ -16,13 +16,19 @@ from .spare import one_behind_another
 
 
 def join_calls(graph: Graph) -> Graph:
-    """The graph with such calls as one, at the place of the second."""
+    """The graph with such calls as one, at the place of the second; chains of more than two, too."""
+    while (joined := _join_once(graph)) is not graph:
+        graph = joined
+    return graph
+
+
+def _join_once(graph: Graph) -> Graph:
     producer, consumers, kept = graph.producer(), graph.consumers(), graph.kept()
     joined: dict[Op, Op] = {}
     gone: set[Op] = set()
     for op in graph.ops:
         first = _only_maker(op, producer)
-        if first is None or first in joined or first.output in kept or len(consumers[first.output]) > 1:
+        if first is None or first in gone or first in joined or first.output in kept or len(consumers[first.output]) > 1:
             continue
         made = _joined(first, op)
         if made is not None:
@@ -32,11 +38,13 @@ def join_calls(graph: Graph) -> Graph:
 
 
 def _only_maker(op: Op, producer: Mapping[Value, Op]) -> Op | None:
-    """The call that makes the one operand of the call of `op`."""
-    if op.call is None or op.call.args != (Operand(0),) or len(op.inputs) != 1:
+    """The call on one operand that makes the first operand of the call of `op`."""
+    if op.call is None or op.call.args != tuple(map(Operand, range(len(op.inputs)))) or not op.inputs:
         return None
     maker = producer.get(op.inputs[0])
-    return maker if maker is not None and maker.call is not None and len(maker.outputs) == 1 else None
+    if maker is None or maker.call is None or op.inputs.count(op.inputs[0]) > 1:
+        return None
+    return maker if maker.call.args == (Operand(0),) and len(maker.inputs) == len(maker.outputs) == 1 else None
 
 
 def _joined(first: Op, second: Op) -> Op | None:
@@ -51,4 +59,4 @@ def _joined(first: Op, second: Op) -> Op | None:
     call = replace(made, strides=other.strides, spare=spare, refused=(*one.refused, *other.refused))
     origins = [o for o in (first.origin, *first.absorbed) if o >= 0 and o != second.origin]
     absorbed = tuple(dict.fromkeys((*origins, *second.absorbed)))
-    return replace(second, call=call, inputs=first.inputs, absorbed=absorbed)
+    return replace(second, call=call, inputs=(*first.inputs, *second.inputs[1:]), absorbed=absorbed)

@@ -69,7 +69,8 @@ def followed(
 
 
 def one_behind_another(first: Spare | None, second: Spare | None) -> Spare | None:
-    """What stands behind a call that does two others, of which the second reads what the first makes alone."""
+    """What stands behind a call that does two others: the first on operand 0, the second on what that makes and on the
+    other operands."""
     if first is None or second is None or first.call is None or second.call is None:
         return None
     one, other = first.call, second.call
@@ -87,8 +88,8 @@ def one_behind_another(first: Spare | None, second: Spare | None) -> Spare | Non
 
 
 def _with(of: object, between: object) -> object:
-    """Arguments with `between` in place of the operand."""
-    return _mapped(of, lambda x: between if isinstance(x, Operand) else x)
+    """Arguments with `between` in place of operand 0."""
+    return _mapped(of, lambda x: between if x == Operand(0) else x)
 
 
 def _filled(of: object, between: object, made: object) -> object:

@@ -58,8 +58,8 @@ class Fusible(Routine):
         """Pointwise ops that it can do on its one result."""
 
     def behind(self, first: Routine) -> LibraryCall | None:
-        """The call on the operands of `first`, whose result is this one's operand, that does both; None where that is
-        no faster."""
+        """The call that does `first` on its one operand, and then this on what that makes and on the other operands;
+        None where that is no faster."""
         del first
         return None
 

@@ -37,7 +37,7 @@ class NativeMethod(Enum):
 
     SUMS = "sums"
     DEPTHWISE = "depthwise"
-    PRODUCT_DEPTHWISE = "product, depthwise"
+    DEPTHWISE_CHAIN = "depthwise chain"
     WINOGRAD = "winograd"
     FEW_CHANNELS = "few channels"
 
@@ -75,23 +75,6 @@ def padded(bias: Tensor | None, panel: int) -> Tensor | None:
     return pad(flat, (0, -flat.numel() % panel)).contiguous()
 
 
-def is_worth_joining(first: FusedProduct, second: FusedProduct) -> bool:
-    """Whether a product over channels and the depthwise convolution of its result are one call: the image between them
-    is known to be larger than what stays in the cores' own caches, and the window is one that keeps sums in registers."""
-    window, shape = second.window, tuple(map(dims.static, first.task.shape))
-    if first.way is not NativeMethod.SUMS or second.way is not NativeMethod.DEPTHWISE:
-        return False
-    if first.added or first.window is None or not first.window.pointwise or window is None or None in shape:
-        return False
-    size = math.prod(n for n in shape if n is not None) * ctypes.sizeof(ctypes.c_float)
-    return (
-        len(shape) == 4
-        and window.is_small
-        and second.sizes[0] >= second.owner.lanes
-        and size >= OWN_KERNELS.min_between_ratio * second.owner.cached_bytes
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class FusedProduct(Fusible):
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
@@ -111,12 +94,15 @@ class FusedProduct(Fusible):
     affine: tuple[float, ...] = ()
     """Scale and shift of what the activation makes."""
     first: FusedProduct | None = None
-    """The product that makes the image of a depthwise convolution, where both are one call."""
+    """The product that makes the image of a depthwise convolution, in a chain."""
+    then: FusedProduct | None = None
+    """The product of what a depthwise convolution makes, in a chain."""
 
     def call(self) -> LibraryCall:
         """The library call on x, or on x and the tensor that is added before the activation."""
         image = self.window is not None
-        strides = channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
+        shape = (self.then or self).task.shape
+        strides = channels_last(shape) if image else dims.dense_strides(shape)
         few = self.way is NativeMethod.FEW_CHANNELS
         source = (self.first or self).task.source
         wants = (channels_last(source) if image and not few else None, strides if image else None)
@@ -144,7 +130,7 @@ class FusedProduct(Fusible):
 
     def epilogues(self) -> list[Epilogue]:
         """What else can be fused: a bias first, then a sum, then an activation, then a scale and a shift."""
-        if self.affine:
+        if self.affine or self.way is NativeMethod.DEPTHWISE_CHAIN:
             return []
         if self.activation != PLAIN:
             return [Epilogue(affine(), lambda constants, _: replace(self, affine=constants).call())]
@@ -153,17 +139,42 @@ class FusedProduct(Fusible):
             for name, body in activations().items()
             if name in ACTIVATIONS
         ]
-        if not self.added and self.way not in (NativeMethod.DEPTHWISE, NativeMethod.PRODUCT_DEPTHWISE):
+        if not self.added and self.way is not NativeMethod.DEPTHWISE:
             found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
         if not self.added and self.bias is None:
             found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
         return found
 
     def behind(self, first: Routine) -> LibraryCall | None:
-        """The call that does `first` as well, where that makes the image of this one and is worth it."""
-        if not isinstance(first, FusedProduct) or not is_worth_joining(first, self):
+        """The call of a chain: this one and `first`, of which one is a depthwise convolution and the other a product
+        over channels, where the image between them, or one that such a chain has already, is large."""
+        if not isinstance(first, FusedProduct):
             return None
-        return replace(self, way=NativeMethod.PRODUCT_DEPTHWISE, first=first).call()
+        if first.is_product and not first.added and self.way is NativeMethod.DEPTHWISE and self.fits_chains(first.task.shape):
+            return replace(self, way=NativeMethod.DEPTHWISE_CHAIN, first=first).call()
+        chained = first.way is NativeMethod.DEPTHWISE_CHAIN and first.then is None
+        plain = first.way is NativeMethod.DEPTHWISE and first.fits_chains(first.task.shape)
+        if not self.is_product or not (chained or plain):
+            return None
+        return replace(first, way=NativeMethod.DEPTHWISE_CHAIN, then=self, added=self.added).call()
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies the channels of each place of an image."""
+        return self.way is NativeMethod.SUMS and self.window is not None and self.window.pointwise
+
+    def fits_chains(self, image: Sequence[Expr]) -> bool:
+        """Whether a depthwise convolution can be one of a chain, and an `image` that it reads or makes is known to be
+        larger than what stays in the cores' own caches."""
+        known = [n for size in image if (n := dims.static(size)) is not None]
+        large = OWN_KERNELS.min_between_ratio * self.owner.cached_bytes
+        return (
+            len(known) == len(image) == 4
+            and math.prod(known) * ctypes.sizeof(ctypes.c_float) >= large
+            and self.window is not None
+            and self.window.is_small
+            and self.sizes[0] >= self.owner.lanes
+        )
 
     def activated(self, name: str) -> Callable[[tuple[float, ...], object], LibraryCall]:
         """How to make the call with an activation."""
@@ -281,11 +292,12 @@ class FusedProduct(Fusible):
             assert self.plain is not None
             kept.append(plain := self.plain.detach().contiguous())
             places |= {"plain": plain.data_ptr(), "scratch": self.owner.scratch}
-        if self.first is not None:
-            kept.append(first := self.first.native())
-            places |= {"first": ctypes.addressof(first), "scratch": self.owner.scratch}
+        for name, product in (("first", self.first), ("then", self.then)):
+            if product is not None:
+                kept.append(part := product.native())
+                places |= {name: ctypes.addressof(part), "scratch": self.owner.scratch}
         native = self.native(**places)
-        columns = self.sizes[0]
+        columns = (self.then or self).sizes[0]
         return ConvolutionPlace(
             (batch, columns, *space),
             (out_height * out_width * columns, 1, *(out_width * columns, columns)[4 - len(shape) :]),

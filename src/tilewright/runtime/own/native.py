@@ -25,7 +25,7 @@ SOURCES = tuple(
         "product.cpp",
         "few_channels.cpp",
         "depthwise.cpp",
-        "product_depthwise.cpp",
+        "depthwise_chain.cpp",
         "winograd.cpp",
         "attention.cpp",
     )
@@ -50,6 +50,7 @@ class Task(ctypes.Structure):
         ("plain", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
+        ("then", ctypes.c_void_p),
     )
 
 

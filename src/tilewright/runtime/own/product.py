@@ -162,7 +162,7 @@ class ProductCalls:
         match way:
             case NativeMethod.SUMS | NativeMethod.FEW_CHANNELS:
                 packed = once(functools.partial(self._packed, weight))
-            case NativeMethod.DEPTHWISE | NativeMethod.PRODUCT_DEPTHWISE:
+            case NativeMethod.DEPTHWISE | NativeMethod.DEPTHWISE_CHAIN:
                 packed = once(functools.partial(self._packed_depthwise, weight))
             case NativeMethod.WINOGRAD:
                 packed = once(functools.partial(pack, weight, self.winograd_panel))
@@ -205,7 +205,7 @@ def _in_lines(weight: Tensor, window: ConvWindow) -> bool:
 _FUNCTIONS = {
     NativeMethod.SUMS: "tw_product",
     NativeMethod.DEPTHWISE: "tw_depthwise",
-    NativeMethod.PRODUCT_DEPTHWISE: "tw_product_depthwise",
+    NativeMethod.DEPTHWISE_CHAIN: "tw_depthwise_chain",
     NativeMethod.WINOGRAD: "tw_winograd",
     NativeMethod.FEW_CHANNELS: "tw_few_channels",
 }
