@@ -159,6 +159,18 @@ class FusedProduct(Fusible):
         return replace(first, way=NativeMethod.DEPTHWISE_CHAIN, then=self, added=self.added).call()
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has the products that its way is done with, and these fit."""
+        columns = self.sizes[0]
+        if self.way is not NativeMethod.DEPTHWISE_CHAIN:
+            return self.first is self.then is None
+        first = self.first is None or (
+            self.first.is_product and not self.first.added and self.first.sizes[0] == columns
+        )
+        then = self.then is None or (self.then.is_product and self.then.sizes[1:] == (columns, 1))
+        return first and then and self.sizes[1] == 1 and not (self.first is self.then is None)
+
+    @property
     def is_product(self) -> bool:
         """Whether it multiplies the channels of each place of an image."""
         return self.way is NativeMethod.SUMS and self.window is not None and self.window.pointwise
