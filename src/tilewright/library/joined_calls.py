@@ -1,5 +1,5 @@
-"""Two library calls, of which the second alone reads what the first makes, become one where a routine does both at once:
-what lies between them then never goes through memory as a whole.
+"""Two library calls become one where a routine does both at once, if the second alone reads what the first makes: what
+lies between them then never goes through memory as a whole.
 
 A routine knows behind which others it can be done so (`Fusible.behind`); here it is decided where that applies.
 """
@@ -28,7 +28,13 @@ def _join_once(graph: Graph) -> Graph:
     gone: set[Op] = set()
     for op in graph.ops:
         first = _only_maker(op, producer)
-        if first is None or first in gone or first in joined or first.output in kept or len(consumers[first.output]) > 1:
+        if (
+            first is None
+            or first in gone
+            or first in joined
+            or first.output in kept
+            or len(consumers[first.output]) > 1
+        ):
             continue
         made = _joined(first, op)
         if made is not None:
@@ -44,7 +50,9 @@ def _only_maker(op: Op, producer: Mapping[Value, Op]) -> Op | None:
     maker = producer.get(op.inputs[0])
     if maker is None or maker.call is None or op.inputs.count(op.inputs[0]) > 1:
         return None
-    return maker if maker.call.args == (Operand(0),) and len(maker.inputs) == len(maker.outputs) == 1 else None
+    return (
+        maker if maker.call.args == (Operand(0),) and len(maker.inputs) == len(maker.outputs) == 1 else None
+    )
 
 
 def _joined(first: Op, second: Op) -> Op | None:

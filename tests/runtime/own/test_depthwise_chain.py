@@ -1,4 +1,4 @@
-"""Depthwise convolutions with the products in front of them and behind them as one call: the same bits as one by one."""
+"""Depthwise convolutions, with the products in front and behind as one call: the same bits as one by one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Parts:
         tasks = (
             FrozenProduct(self.weights[0], self.biases[0], sizes(self.x), sizes(a), one, none, one),
             FrozenProduct(
-                self.weights[1], self.biases[1], sizes(a), sizes(b), (stride, stride), padding, (dilation, dilation), channels
+                self.weights[1], self.biases[1], sizes(a), sizes(b), (stride,) * 2, padding, (dilation,) * 2, channels
             ),
             FrozenProduct(self.weights[2], self.biases[2], sizes(b), sizes(c), one, none, one),
         )  # fmt: skip
@@ -103,12 +103,13 @@ def test_chains_make_the_bits_of_their_parts(kernel: int, channels: int, threads
         padding = kernel // 2, kernel // 2
         parts = Parts((2, 7, *side), channels, (kernel, kernel), (stride, padding, 1), threads)
         parts.check_nearly()
-        if kernel == 3 or parts.added.shape[3] >= 3:  # of fewer places, larger windows are done place by place
+        in_registers = kernel == 3 or parts.added.shape[3] >= 3
+        if in_registers:
             parts.check()
 
 
 def test_rows_that_are_wide_are_cut_by_channels() -> None:
-    """Of an image whose rows do not stay in a cache, a task has some of the channels; where a product is behind, all."""
+    """Of rows that do not stay in a cache, a task has some of the channels; where a product is behind, all."""
     for stride in (1, 2):
         Parts((1, 4, 27, 700), 72, (3, 3), (stride, (1, 1), 1)).check()
 

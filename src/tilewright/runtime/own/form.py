@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
@@ -150,7 +151,12 @@ class FusedProduct(Fusible):
         over channels, where the image between them, or one that such a chain has already, is large."""
         if not isinstance(first, FusedProduct):
             return None
-        if first.is_product and not first.added and self.way is NativeMethod.DEPTHWISE and self.fits_chains(first.task.shape):
+        if (
+            first.is_product
+            and not first.added
+            and self.way is NativeMethod.DEPTHWISE
+            and self.fits_chains(first.task.shape)
+        ):
             return replace(self, way=NativeMethod.DEPTHWISE_CHAIN, first=first).call()
         chained = first.way is NativeMethod.DEPTHWISE_CHAIN and first.then is None
         plain = first.way is NativeMethod.DEPTHWISE and first.fits_chains(first.task.shape)
