@@ -183,7 +183,7 @@ class FusedProduct(Fusible):
 
     def fits_chains(self, image: Sequence[Expr]) -> bool:
         """Whether a depthwise convolution can be one of a chain, and an `image` that it reads or makes is known to be
-        larger than what stays in the cores' own caches."""
+        larger than what stays in the own caches of the cores in use."""
         known = [n for size in image if (n := dims.static(size)) is not None]
         large = OWN_KERNELS.min_between_ratio * self.owner.cached_bytes
         return (

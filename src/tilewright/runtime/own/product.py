@@ -74,8 +74,6 @@ class ProductCalls:
         """Columns that are packed together."""
         self.winograd_panel: int = library.tw_winograd_panel()
         self.lanes: int = library.tw_lanes()
-        self.cached_bytes: int = target.core.capacity * target.cores
-        """What the cores' own caches hold together."""
         place, count = ctypes.c_void_p, ctypes.c_int64
         self._pack_native = library.tw_pack
         self._pack_native.argtypes = [place, *[count] * 6, place, count]
@@ -94,6 +92,9 @@ class ProductCalls:
         fixed, sign = options.threads, -1 if options.pin_threads else 1
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
+        used = min(target.cores, abs(self.threads()))
+        self.cached_bytes: int = target.core.capacity * used
+        """What the own caches of the cores in use hold together."""
 
     def __call__(self, task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         """The call for `task`; None where the library is the better choice."""
