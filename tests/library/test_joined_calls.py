@@ -49,7 +49,7 @@ def images_of_any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def compiled(model: nn.Module, x: Tensor, **options: object) -> tilewright.CompiledModel:
+def compiled(model: nn.Module, x: Tensor, **options: bool) -> tilewright.CompiledModel:
     with torch.no_grad():
         return tilewright.compile(model, (x,), freeze=True, options={"measure": False, **options})
 
