@@ -193,8 +193,8 @@ def _flatten(wide: Value, flat: Value, origin: int) -> Op:
 
 def join_calls(graph: Graph) -> Graph:
     """The graph with two calls as one, at the place of the second, where that alone reads what the first makes and a
-    routine does both at once (`Fusible.behind`): what lies between them then never goes through memory as a whole. Chains
-    of more than two, too."""
+    routine does both at once (`Fusible.behind`): what lies between them then never goes through memory as a whole.
+    Chains of more than two, too."""
     while (joined := _join_once(graph)) is not graph:
         graph = joined
     return graph

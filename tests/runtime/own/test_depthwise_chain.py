@@ -111,7 +111,8 @@ def test_chains_make_the_bits_of_their_parts(kernel: int, channels: int, threads
 def test_rows_that_are_wide_are_cut_by_channels() -> None:
     """Of rows that do not stay in a cache, a task has some of the channels; where a product is behind, all."""
     for stride in (1, 2):
-        Parts((1, 4, 27, 700), 72, (3, 3), (stride, (1, 1), 1)).check()
+        for channels in (72, 65):  # the last part may have fewer than a vector has
+            Parts((1, 4, 27, 700), channels, (3, 3), (stride, (1, 1), 1)).check()
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 0), (0, 1)])
