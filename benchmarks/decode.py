@@ -4,8 +4,9 @@ or, with `--growing`, from one that grows, so that each token has sizes that nob
 Random weights of published shapes. Each contestant has a model call of its own over a cache of its own, all start from
 the same prompt and take turns; of each: milliseconds per token (median, least), bytes that a token must read (weights
 and the used part of the cache) beside what it reads at that rate, and whether its greedy tokens are eager's. On a GPU,
-contestants replay CUDA graphs where they can. On a CPU, the time of all cores is told too, which other programs of the
-machine disturb less, and in each turn as many bytes are read and summed up: no token can take less.
+contestants replay CUDA graphs where they can. With `--first`, also how long each takes to read a prompt in one call. On
+a CPU, the time of all cores is told too, which other programs of the machine disturb less, and in each turn as many
+bytes are read and summed up: no token can take less.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +47,8 @@ PEERS = ("eager", "inductor", "tilewright")
 GPU_PEERS = ("eager", "inductor", "reduce-overhead", "max-autotune", "tilewright")
 WARM = 3
 """Tokens before the clock: a graph is captured at the second call."""
+FIRST_ROUNDS = 8
+"""Prompts that each contestant reads, the first of them before the clock."""
 
 
 @dataclass
@@ -67,6 +70,33 @@ class Contestant:
         self.step(model)
         self.seconds.append(time.perf_counter() - start)
         self.core_seconds.append(time.process_time() - cores)
+
+    def begin(self, model: LlamaForCausalLM, prompt: Tensor, growing: bool) -> None:
+        """Read a prompt [batch, length] as eager does, into an empty cache: the first token is made of it."""
+        if growing:
+            self.cache = DynamicCache(config=model.config)
+        elif self.place:
+            self.cache.reset()
+        length = prompt.shape[1]
+        places = torch.arange(length, device=prompt.device)
+        more = {"cache_position": places} if "cache_position" in _parameters(model) else {}
+        first = model(input_ids=prompt, past_key_values=self.cache, logits_to_keep=1, **more).logits
+        self.token, self.place = first[:, -1:].argmax(-1), length
+        self.tokens, self.seconds, self.core_seconds = [], [], []
+
+    def first(self, model: LlamaForCausalLM, prompt: Tensor) -> float:
+        """Seconds from a prompt [batch, length] to its first token, into an empty static cache."""
+        self.cache.reset()
+        places = torch.arange(prompt.shape[1], device=prompt.device)[None]
+        more = {"cache_position": places[0]} if "cache_position" in _parameters(model) else {}
+        torch.cuda.synchronize() if prompt.is_cuda else None
+        start = time.perf_counter()
+        made = self.call(
+            input_ids=prompt, position_ids=places, past_key_values=self.cache, logits_to_keep=1, **more
+        )
+        logits = made.logits if hasattr(made, "logits") else made  # type: ignore[attr-defined]
+        int(logits[0, -1].argmax())
+        return time.perf_counter() - start
 
     def step(self, model: LlamaForCausalLM) -> None:
         """Make the next token of each row and write it down."""
@@ -123,31 +153,59 @@ class Reader:
         self.core_seconds.append(time.process_time() - cores)
 
 
-def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.Facts:
-    """The facts of one batch and length of context."""
+def decoded(arguments: argparse.Namespace, batch: int) -> Iterator[record.Facts]:
+    """The facts of one batch at each length of context. Contestants are built once: lengths are data."""
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPES[arguments.shape], max_position_embeddings=arguments.cache)
     with device:  # weights of large shapes take minutes to draw elsewhere
         model = LlamaForCausalLM(config).to(dtype).eval()
-    prompt = torch.randint(0, config.vocab_size, (batch, context), device=device)
-    least = least_bytes(model, batch, context)
-    facts: record.Facts = {"batch": batch, "context": context, "least_bytes": least}
-    contestants, failed = started(arguments, model, prompt, facts)
-    reader = Reader(torch.ones(least // 4)) if arguments.device == "cpu" else None
-    load = [os.getloadavg()[0]]
+    prompts = [
+        torch.randint(0, config.vocab_size, (batch, context), device=device) for context in arguments.context
+    ]
+    built: record.Facts = {}
+    contestants, failed = started(arguments, model, prompts[0], built)
+    reader = (
+        Reader(torch.ones(least_bytes(model, batch, prompts[0].shape[1]) // 4))
+        if device.type == "cpu"
+        else None
+    )
+    for prompt in prompts:
+        least = least_bytes(model, batch, prompt.shape[1])
+        facts: record.Facts = {"batch": batch, "context": prompt.shape[1], "least_bytes": least, **built}
+        load = [os.getloadavg()[0]]
+        timed(arguments, model, prompt, contestants, reader)
+        facts["load"] = [round(x, 1) for x in (*load, os.getloadavg()[0])]
+        told = next(c for c in contestants if c.name == "eager")
+        for made in contestants:
+            facts[made.name] = told_of(made, told, least, batch)
+        facts |= compared(contestants, reader)
+        yield facts | ({"failed": failed} if failed else {})
+    if arguments.first:
+        prompt = torch.randint(0, config.vocab_size, (batch, arguments.first), device=device)
+        yield {"batch": batch, "prompt": arguments.first, **first_tokens(model, prompt, contestants)}
+
+
+def timed(
+    arguments: argparse.Namespace, model: LlamaForCausalLM, prompt: Tensor,
+    contestants: Sequence[Contestant], reader: Reader | None,
+) -> None:  # fmt: skip
+    """All contestants make tokens behind a prompt, in turns."""
+    for made in contestants:
+        made.begin(model, prompt, arguments.growing)
+        for _ in range(WARM):
+            made.step(model)
     for turn in range(arguments.rounds):
         for made in contestants[:: 1 if turn % 2 else -1]:
             for _ in range(arguments.tokens):
                 made.timed(model)
         if reader is not None:
             reader.timed()
-    facts["load"] = [round(x, 1) for x in (*load, os.getloadavg()[0])]
-    told = next(c for c in contestants if c.name == "eager")
-    for made in contestants:
-        facts[made.name] = told_of(made, told, least, batch)
-    if reader is not None:
-        facts["reading_alone"] = times(reader)
+
+
+def compared(contestants: Sequence[Contestant], reader: Reader | None) -> record.Facts:
+    """Ours beside the others."""
+    facts: record.Facts = {} if reader is None else {"reading_alone": times(reader)}
     peers = [statistics.median(c.seconds) for c in contestants if c.name != "tilewright"]
     ours = [statistics.median(c.seconds) for c in contestants if c.name == "tilewright"]
     if ours:
@@ -156,7 +214,7 @@ def decoded(arguments: argparse.Namespace, batch: int, context: int) -> record.F
     if reader is not None and "tilewright" in cores:
         mine = cores.pop("tilewright")
         facts["x_core_seconds"] = {name: round(x / mine, 3) for name, x in cores.items()}
-    return facts | ({"failed": failed} if failed else {})
+    return facts
 
 
 def started(
@@ -165,24 +223,15 @@ def started(
     """Contestants that have made their first tokens, and why others could not."""
     contestants: list[Contestant] = []
     failed: dict[str, record.Json] = {}
-    context = prompt.shape[1]
     for name in arguments.against:
         torch._dynamo.reset()
-        config = model.config
         cache = (
-            DynamicCache(config=config)
+            DynamicCache(config=model.config)
             if arguments.growing
-            else StaticCache(config=config, max_cache_len=arguments.cache)
+            else StaticCache(config=model.config, max_cache_len=arguments.cache)
         )
-        more = (
-            {"cache_position": torch.arange(context, device=prompt.device)}
-            if "cache_position" in _parameters(model)
-            else {}
-        )
-        first = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1, **more).logits
-        made = Contestant(
-            name, built(name, model, arguments.growing), cache, first[:, -1:].argmax(-1), context
-        )
+        made = Contestant(name, built(name, model, arguments.growing), cache, prompt[:, :1], 0)
+        made.begin(model, prompt, arguments.growing)
         start = time.perf_counter()
         try:
             for _ in range(WARM):
@@ -191,8 +240,32 @@ def started(
             failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
             continue
         facts[f"{name}_build_s"] = round(time.perf_counter() - start, 1)
+        print(name, facts[f"{name}_build_s"], flush=True)
         contestants.append(made)
     return contestants, failed
+
+
+def first_tokens(model: LlamaForCausalLM, prompt: Tensor, contestants: Sequence[Contestant]) -> record.Facts:
+    """How long each takes from a prompt to its first token, the whole prompt in one call; in turns."""
+    facts: record.Facts = {}
+    seconds: dict[str, list[float]] = {}
+    for turn in range(FIRST_ROUNDS):
+        for made in contestants:
+            start = time.perf_counter()
+            try:
+                taken = made.first(model, prompt)
+            except Exception as error:  # noqa: BLE001  a peer's failure is a fact
+                facts[made.name] = f"{type(error).__name__}: {str(error)[:200]}"
+                continue
+            if turn >= WARM:
+                seconds.setdefault(made.name, []).append(taken)
+            elif turn == 0:
+                facts[f"{made.name}_build_s"] = round(time.perf_counter() - start, 1)
+                print(made.name, "first", facts[f"{made.name}_build_s"], flush=True)
+    found = {name: statistics.median(x) for name, x in seconds.items()}
+    facts |= {name: {"ms_to_first_token": round(x * 1e3, 3)} for name, x in found.items()}
+    ours = found.pop("tilewright", None)
+    return facts | ({"x_best_peer": round(min(found.values()) / ours, 3)} if ours and found else {})
 
 
 def times(timed: Contestant | Reader) -> dict[str, record.Json]:
@@ -227,6 +300,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, nargs="+", default=[256])
     parser.add_argument("--cache", type=int, default=1024, help="lines of the static cache")
+    parser.add_argument("--first", type=int, default=0, help="length of a prompt that each reads in one call")
     parser.add_argument("--growing", action="store_true", help="a cache that grows by a line a token")
     parser.add_argument("--tokens", type=int, default=4, help="tokens of a turn")
     parser.add_argument("--rounds", type=int, default=6)
@@ -240,13 +314,14 @@ def main() -> None:
         "shape": arguments.shape,
         "dtype": arguments.dtype,
         "growing": arguments.growing,
+        "cache": arguments.cache,
     }
     results: list[record.Json] = []
     with torch.inference_mode(False), torch.no_grad():
         for batch in arguments.batch:
-            for context in arguments.context:
-                results.append(decoded(arguments, batch, context))
-                print(results[-1], flush=True)
+            for found in decoded(arguments, batch):
+                results.append(found)
+                print(found, flush=True)
                 if arguments.json is not None:
                     record.write_json(arguments.json, facts | {"results": results})
 

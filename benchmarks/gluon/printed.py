@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import gpu_report, record
 from tilewright.ir.schedule import Role
 from tilewright.schedule.gpu import scheduler as gpu
-from tilewright.schedule.gpu.specialised import specialised_proposals
+from tilewright.schedule.gpu.proposed.product_loops import specialised_proposals
 
 FAULTS = RuntimeError, ValueError, TypeError, LookupError
 """What costs a row, or one of its contestants, and no other."""

@@ -87,6 +87,24 @@ def test_kernels_that_would_have_no_legal_form_stay_as_they_are() -> None:
     )
 
 
+@pytest.mark.parametrize("times, stay", [(1.2, False), (1.5, True)])
+def test_kernels_that_would_be_much_slower_stay_as_they_are(times: float, stay: bool) -> None:
+    b = Builder()
+    x = b.value((ROWS, COLUMNS), bf16)
+    graph = b.finish((x,), half_and_single(b, x))
+    parts, price = GraphParts(graph, NO_HINTS), Solver(host_target(), Options()).price
+    groups = Merging(parts, price).groups()
+    known = {k.ops: price(k, parts.layouts) for k in (parts.kernel(g.places) for g in groups)}
+
+    def slower(kernel: Kernel, layouts: Mapping[Value, Layout]) -> float:
+        del layouts
+        like = max(known, key=lambda ops: len({*ops} & {*kernel.ops}))
+        return known[like] * (1 if like == kernel.ops else times)
+
+    left = [g.places for g in without_recomputed(parts, groups, slower)]
+    assert (left == [g.places for g in groups]) is stay
+
+
 def test_what_is_made_of_more_than_itself_is_stored() -> None:
     def run(b: Builder, x: Value) -> tuple[Value, ...]:
         y, z = called(b, x), called(b, called(b, x))

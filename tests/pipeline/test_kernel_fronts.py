@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,9 +89,31 @@ def product(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (x @ a) @ b.T
 
 
-def cover_of(made: KernelBuilder, function: Callable[..., object]) -> Cover:
+def summed(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    h = x @ a
+    return h * torch.rsqrt(h.square().mean(1, keepdim=True) + 1e-3)
+
+
+def separable(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.conv2d(F.conv2d(x, w, padding=1, groups=x.shape[1]), v)
+
+
+def twice(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = F.conv2d(x, w, padding=1, groups=x.shape[1])
+    return F.conv2d(h, v), F.conv2d(h, 2 * v)
+
+
+def dense(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """The sum in front has as many terms as there are channels, and nine times."""
+    return F.conv2d(F.conv2d(x, w.expand(-1, x.shape[1], -1, -1), padding=1), v)
+
+
+IMAGES = (torch.randn(1, 8, 6, 6), torch.randn(8, 1, 3, 3), torch.randn(5, 8, 1, 1))
+
+
+def cover_of(made: KernelBuilder, function: Callable[..., object], inputs: Sequence[Tensor] = ()) -> Cover:
     """With each product in a kernel of its own."""
-    inputs = (torch.randn(2, K), torch.randn(K), torch.randn(K, 32), torch.randn(K, 32))
+    inputs = inputs or (torch.randn(2, K), torch.randn(K), torch.randn(K, 32), torch.randn(K, 32))
     graph = normalise(from_fx(trace(Function(function), inputs, [()] * len(inputs)).gm))
     ops = [
         replace(op, kernel=n) if is_product(op) and op.expr is not None and op.expr.reduce else op
@@ -129,6 +151,26 @@ def test_the_clock_decides(
     assert (found is cover) != joins
     if joins:
         assert {v for k in kernels(found) for v in k.outputs} == cover.graph.kept()
+
+
+@pytest.mark.parametrize(("function", "inputs"), [(summed, ()), (separable, IMAGES)])
+@pytest.mark.parametrize(("times", "joins"), [((1.0, 0.7), True), ((1.0, 0.99), False)])
+def test_a_product_that_one_kernel_reads_goes_there_too(
+    function: Callable[..., object], inputs: Sequence[Tensor], times: tuple[float, float], joins: bool
+) -> None:
+    """Its results agree with those of kernels apart, or it would not be taken."""
+    made = builder()
+    cover = cover_of(made, function, inputs)
+    before = kernels(cover)
+    found = kernels(join_fronts(cover, made, "cpu", clock_of(*times), "here"))
+    assert len(found) == len(before) - joins
+    assert any(k.reason == REASON and sum(map(is_product, k.ops)) > 0 for k in found) == joins
+
+
+@pytest.mark.parametrize("function", [twice, dense])
+def test_long_sums_and_what_two_products_read_stay_apart(function: Callable[..., object]) -> None:
+    made = builder()
+    assert not find_fronts(cover_of(made, function, IMAGES), made)
 
 
 def test_it_is_asked_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.support.normal_graph import Function
 from torch import Tensor
 
@@ -27,11 +28,17 @@ from tilewright.partition.choose_kernels import (
     choose_kernels,
 )
 from tilewright.partition.regions import find_regions
+from tilewright.pipeline import region_kernels
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
 from tilewright.pipeline.place import DevicePlace
 from tilewright.pipeline.prices import kernel_prices
-from tilewright.pipeline.region_kernels import RegionTrial, _unless_behind, choose_region_kernels
+from tilewright.pipeline.region_kernels import (
+    RegionTrial,
+    _unless_behind,
+    choose_attention,
+    choose_region_kernels,
+)
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.store.cache import ContentStore, default_root
@@ -170,3 +177,36 @@ def test_what_is_ahead_by_little_is_for_a_clock_alone(timed: bool) -> None:
     policy = RegionPolicy("modelled", 132, timed=timed)
     (region,) = choose_kernels(normalise(captured()), prices, lambda g: (g, ()), policy).regions
     assert bool(region.kernels) == timed and region.clear != timed
+
+
+def decoded(clock: Callable[[Callable[[], object]], float]) -> ChosenRegion:
+    """What a clock decides of attention of a few queries to many keys, of which the model has no doubts."""
+    inputs = [torch.randn(1, 2, n, 32) for n in (4, 2048, 2048)]
+    graph = from_fx(trace(Function(F.scaled_dot_product_attention), inputs, [(), (), ()]).gm)
+    target = host_target()
+    solver = Solver(target, OPTIONS)
+    decisions = Decisions(target, ContentStore(None), OPTIONS, {})
+    builder = KernelBuilder(in_silence, BACKENDS["cpu"], solver, decisions)
+    trial = RegionTrial(builder, "cpu", OPTIONS.replace(tune_seconds=5), clock)
+    (region,) = choose_attention(graph, trial).regions
+    return region
+
+
+@pytest.mark.parametrize("fastest", [1, 2, 3])
+def test_a_clock_says_in_how_many_parts_keys_are_taken(fastest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def near(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(region_kernels, "_is_near", near)
+    times = [1.0, 0.5, 0.5, 0.5]  # of the library, of the kernels as modelled, in 4 parts, and in 16
+    times[fastest] = 0.4
+    region = decoded(clock_of(*times))
+    assert region.parts == (1, 4, 16)[fastest - 1]
+
+
+def test_a_little_less_time_is_no_reason_for_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def near(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(region_kernels, "_is_near", near)
+    assert decoded(clock_of(1.0, 0.5, 0.499, 0.499)).parts == 1

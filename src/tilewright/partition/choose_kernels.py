@@ -211,8 +211,8 @@ def _choose(
     notes = (*_notes(considered, rules), *_in_one(better, prices, references(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
-    ways = [_Way(better, 1, c) for c in sets]
-    ways = sorted((*ways, *_in_parts(better, prices, policy.cores)), key=lambda way: way.choice.seconds)
+    ways = [Way(better, 1, c) for c in sets]
+    ways = sorted((*ways, *in_parts(better, prices, policy.cores)), key=lambda way: way.choice.seconds)
     clear = bool(ways) and (policy.always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts))
     near = bool(ways) and policy.timed and ways[0].choice.seconds < otherwise
     if not clear and not near:
@@ -240,7 +240,7 @@ def _choose(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Way:
+class Way:
     """Kernels for a region, as it is in `graph`: with its longest cascade in so many parts."""
 
     graph: Graph
@@ -272,14 +272,14 @@ def _is_lean(choice: Choice, region: Graph) -> bool:
     return all(c.stores <= wanted for c in choice.kernels)
 
 
-def _equal(a: _Way, b: _Way) -> bool:
+def _equal(a: Way, b: Way) -> bool:
     """Whether the same kernels stand in both."""
     return a.parts == b.parts and {(k.ops, k.outputs) for k in a.kernels} == {
         (k.ops, k.outputs) for k in b.kernels
     }
 
 
-def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way, tuple[str, ...]]:
+def _fastest(region: Graph, ways: Sequence[Way], prices: Prices) -> tuple[Way, tuple[str, ...]]:
     """The fastest way by measurement, among those near the best one by the model, and what was measured; the best
     one by the model where nothing is."""
     best = ways[0]
@@ -330,7 +330,7 @@ def _each_apart(
     return ChosenRegion(region, kernels, seconds, otherwise, _applied(rules), better)
 
 
-def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
+def in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[Way]:
     """The region with its longest cascade in parts, if it has too few rows for `cores`."""
     found = _longest(region, prices.hints)
     if found is None or prices.hints.estimate(found.rows) >= PARTITION.max_rows_per_core_in_parts * cores:
@@ -340,7 +340,7 @@ def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
         made = split_cascade(region, found, parts)
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
-            yield _Way(made[0], parts, choice)
+            yield Way(made[0], parts, choice)
 
 
 def _longest(region: Graph, hints: SizeHints) -> Cascade | None:

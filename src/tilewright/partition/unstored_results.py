@@ -25,7 +25,8 @@ from .recompute import is_cheap, size_bytes
 
 def without_recomputed(parts: GraphParts, groups: Sequence[Group], price: Price) -> list[Group]:
     """The groups without the ops whose results each reader makes again, which `parts` has as inlined from here on.
-    Kernels that would have no legal form so (`price` raises IllegalSchedule) stay as they are."""
+    Kernels that would have no legal form so (`price` raises IllegalSchedule), or a much slower one, stay as they are:
+    without its last ops, a kernel of several products may store results whose dims have no part in common."""
     ops = parts.graph.ops
     before = [parts.kernel(g.places) for g in groups]
     search = _Search(parts, groups, before)
@@ -38,7 +39,7 @@ def without_recomputed(parts: GraphParts, groups: Sequence[Group], price: Price)
         refused = set[Op]()
         for group, kernel, places in zip(groups, before, left, strict=True):
             made = parts.kernel(places) if gone and places else kernel
-            if not _is_legal(parts, kernel, made, price):
+            if not _keeps_pace(parts, kernel, made, price):
                 refused |= gone.intersection((*made.ops, *(ops[n] for n in group.places))) or gone
         if not refused:
             return [
@@ -47,14 +48,14 @@ def without_recomputed(parts: GraphParts, groups: Sequence[Group], price: Price)
         gone -= refused
 
 
-def _is_legal(parts: GraphParts, before: Kernel, after: Kernel, price: Price) -> bool:
+def _keeps_pace(parts: GraphParts, before: Kernel, after: Kernel, price: Price) -> bool:
     if before.ops == after.ops and before.outputs == after.outputs:
         return True
     try:
-        price(after, parts.layouts)
+        seconds = price(after, parts.layouts)
+        return seconds <= PARTITION.max_unstored_growth_ratio * price(before, parts.layouts)
     except IllegalSchedule:
         return False
-    return True
 
 
 class _Search:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tilewright.ir.graph import Graph
@@ -16,8 +16,10 @@ from tilewright.partition.choose_kernels import (
     ChosenRegion,
     ChosenRegions,
     Prices,
+    Rearrange,
     RegionPolicy,
     choose_kernels,
+    in_parts,
     with_kernels,
 )
 from tilewright.partition.cover import partition
@@ -54,15 +56,18 @@ Decided = Mapping[str, tuple[Region, ChosenRegion]]
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionWays:
     """A region in a library's way, with the kernels that were decided on, and, where there is such a way, with a
-    library's first product and kernels behind it."""
+    library's first product and kernels behind it; and with its reductions in other numbers of parts."""
 
     library: Graph
     kernels: Graph
     behind: Graph | None = None
+    in_parts: tuple[ChosenRegion, ...] = ()
 
 
 Ways = Callable[[Region, ChosenRegion], RegionWays]
 """All ways to compute a region."""
+InParts = Callable[[ChosenRegion], tuple[ChosenRegion, ...]]
+"""What was decided on, in other numbers of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +105,20 @@ class RegionTrial:
         for (key, contest), (library, usual, *others) in zip(contests.items(), times, strict=True):
             if library is None or usual is None:
                 continue
-            what, behind = told(left[key][1].region), others[len(contest.others) :]
+            decided = left[key][1]
+            what, rest = told(decided.region), others[len(contest.others) :]
+            behind, in_parts = rest[: contest.halves], rest[contest.halves :]
             fastest = fastest_schedules(usual, list(zip(contest.others, others, strict=False)), what)
             ours = min((float(str(entry["seconds"])) for entry in fastest.values()), default=usual)
             best = min(library, *(t for t in behind if t is not None), math.inf)
+            parts = decided.parts
+            for count, seconds in zip(contest.parts, in_parts, strict=True):
+                if seconds is not None and seconds <= PRODUCTS.max_preferred_ratio * ours:
+                    ours, parts, fastest = seconds, count, {}
             wins = ours <= most * best
-            known[key] = {"what": what, "kernels": wins, "seconds": ours, "library_seconds": best}
+            known[key] = {
+                "what": what, "kernels": wins, "parts": parts, "seconds": ours, "library_seconds": best,
+            }  # fmt: skip
             verdicts.put(key, known[key])
             if wins:  # what won is what is built, though no time may be left by then
                 keep_schedules(fastest, schedules)
@@ -121,24 +134,34 @@ class RegionTrial:
         half = (
             None if ways.behind is None else ReplayContestant(partition(ways.behind, price, hints, afar=afar))
         )
-        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others, half)
+        in_parts = {
+            d.parts: ReplayContestant(partition(with_kernels(d), price, hints)) for d in ways.in_parts
+        }
+        return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others, half, in_parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _RegionContest:
-    """A region in a library's way, in ours as the model prefers and in other ways, and in ours behind a library's first
-    product."""
+    """A region in a library's way, in ours as the model prefers and in other ways, in ours behind a library's first
+    product, and in ours in other numbers of parts."""
 
     library: ReplayContestant
     usual: ReplayContestant
     others: tuple[KernelWay, ...]
     behind: ReplayContestant | None = None
+    parts: Mapping[int, ReplayContestant] = field(default_factory=dict[int, ReplayContestant])
+
+    @property
+    def halves(self) -> int:
+        """How many ways there are behind a library's product."""
+        return int(self.behind is not None)
 
     @property
     def contestants(self) -> list[ReplayContestant]:
         """All ways in this order."""
         behind = [self.behind] if self.behind is not None else []
-        return [self.library, self.usual, *(way.contestant for way in self.others), *behind]
+        blocks = (way.contestant for way in self.others)
+        return [self.library, self.usual, *blocks, *behind, *self.parts.values()]
 
 
 def choose_region_kernels(
@@ -167,12 +190,13 @@ def choose_region_kernels(
 
     apart = options.fusion == "none"
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
+    others = partial(_in_other_parts, prices=prices, rearrange=changed, cores=policy.cores)
     behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
 
     def judged(
         found: Decided, measured: bool = False, rest: Decided | None = None
     ) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial, prices, measured, rest or {})
+        return _kept(found, normal, trial, prices, measured, rest or {}, others)
 
     def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
         rest: dict[str, tuple[Region, ChosenRegion]] = {}
@@ -209,8 +233,9 @@ def _half_of(region: Region, behind: Decided) -> tuple[Region, ChosenRegion] | N
 
 
 def _kept(
-    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool, rest: Decided
-) -> dict[str, ChosenRegion]:
+    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool, rest: Decided,
+    others: InParts,
+) -> dict[str, ChosenRegion]:  # fmt: skip
     """What was decided, without the kernels that a clock finds slower than the library's calls, or than the first of
     these with the kernels of the `rest` behind it; of doubtful ones only those that were `measured`, if that is
     asked."""
@@ -218,12 +243,12 @@ def _kept(
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
-    ways = partial(_ways, graph, select(graph), rest)
+    ways = partial(_ways, graph, select(graph), rest, others)
     entries = trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio)
     if measured:
         decisions |= {key: replace(decisions[key], kernels=()) for key in doubtful if key not in entries}
     for key, entry in entries.items():
-        decided = found[key][1]
+        decided = _with_parts(found[key][1], entry, others)
         ours, theirs = (1e3 * float(str(entry[name])) for name in ("seconds", "library_seconds"))
         note = f"measured: {ours:.3g} ms, {theirs:.3g} ms with library calls"
         kernels = decided.kernels if entry["kernels"] is True else ()
@@ -231,12 +256,36 @@ def _kept(
     return decisions
 
 
-def _ways(graph: Graph, selected: Graph, rest: Decided, region: Region, decided: ChosenRegion) -> RegionWays:
+def _in_other_parts(
+    decided: ChosenRegion, prices: Prices, rearrange: Rearrange, cores: int
+) -> tuple[ChosenRegion, ...]:
+    """The same decision with the longest cascade of the region in other numbers of parts: of how much of a loop runs,
+    and of how many blocks a core needs at once, no model here knows."""
+    ways = in_parts(rearrange(decided.region)[0], prices, cores) if decided.kernels else ()
+    most = TRIAL.max_modelled_slowdown_ratio * decided.seconds
+    return tuple(
+        replace(decided, kernels=w.kernels, seconds=w.choice.seconds, rearranged=w.graph, parts=w.parts)
+        for w in ways
+        if w.parts != decided.parts and w.choice.seconds <= most
+    )
+
+
+def _with_parts(decided: ChosenRegion, entry: Entry, others: InParts) -> ChosenRegion:
+    """A decision in as many parts as a clock prefers."""
+    if entry["parts"] == decided.parts:
+        return decided
+    found = next((d for d in others(decided) if d.parts == entry["parts"]), None)
+    return decided if found is None else found
+
+
+def _ways(
+    graph: Graph, selected: Graph, rest: Decided, others: InParts, region: Region, decided: ChosenRegion
+) -> RegionWays:
     origins = {op.origin for op in region.own if op.origin >= 0}
     library = library_graph(region.graph(graph), origins, graph, selected)
     half = _half_of(region, rest)
     behind = None if half is None else _behind_product(graph, selected, region, *half)
-    return RegionWays(library, with_kernels(decided), behind)
+    return RegionWays(library, with_kernels(decided), behind, others(decided))
 
 
 def _behind_product(
@@ -279,14 +328,18 @@ def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         near = {key: pair for key, pair in found.items() if _is_near(pair[1], builder)}
-        entries = trial.entries(near, partial(_ways, normal, selected, {}), PRODUCTS.max_preferred_ratio)
-        return {key: found[key][1] for key, entry in entries.items() if entry["kernels"] is True}
+        ways = partial(_ways, normal, selected, {}, others)
+        entries = trial.entries(near, ways, PRODUCTS.max_preferred_ratio)
+        taken = {key: entry for key, entry in entries.items() if entry["kernels"] is True}
+        return {key: _with_parts(found[key][1], entry, others) for key, entry in taken.items()}
 
     policy = RegionPolicy("inside", solver.target.cores, attention=True)
+    prices = kernel_prices(solver)
     changed = partial(rearranged, sizes=solver.hints.sizes, options=options)
+    others = partial(_in_other_parts, prices=prices, rearrange=changed, cores=policy.cores)
     where = builder.backend.timing_key(trial.device, options)
     cache = MeasuredCache(builder.decisions, f"attention beside a library's on {where}")
-    found = choose_kernels(normal, kernel_prices(solver), changed, policy, cache, judged)
+    found = choose_kernels(normal, prices, changed, policy, cache, judged)
     made = replace(found.graph, layouts=plain.layouts)
     return replace(found, graph=made) if found.regions else ChosenRegions(graph)
 

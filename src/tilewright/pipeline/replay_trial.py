@@ -32,7 +32,7 @@ from tilewright.tuning.timing_limits import PRODUCTS
 from .backends.executables import executable
 from .build import Clock, KernelBuilder, Kernels, RefusedKernels, names_of, number_kernels
 from .state import PlannedGraph
-from .trial import random_operand
+from .trial import operands
 
 LOG = logging.getLogger("tilewright")
 Run = Callable[[list[Argument]], list[Result]]
@@ -201,14 +201,8 @@ class ReplayTrial:
         size = max(1, self._bytes(ways, hints))
         count = 1 if cache is None else 1 + -(-PRODUCTS.min_caches_between_turns * cache.capacity // size)
         count = max(1, min(count, PRODUCTS.max_sets, MODELS.max_timed_region_bytes // size))
-        laid = _operands(ways)
-        return [
-            {
-                v: random_operand(v, layout, hints, self.device, seed)
-                for seed, (v, layout) in enumerate(laid.items())
-            }
-            for _ in range(count)
-        ]
+        laid, graph = _operands(ways), ways[0].cover.graph
+        return [operands(graph, laid, hints, self.device, seeded=True) for _ in range(count)]
 
     def _bytes(self, ways: Contest, hints: SizeHints) -> int:
         """Of all operands and results at these sizes."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tilewright.analysis.compared_integers import middle_places
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import TilewrightError, shown
 from tilewright.ir.expr import Expr
@@ -103,11 +104,9 @@ class CoverTrial:
         covers = [partition(g, solver.price, self.builder.hints, afar=solver.afar) for g in graphs]
         symbols = graphs[0].symbols()
         built = self.builder.built(covers, symbols, once=True)
-        tensors = [
-            random_operand(v, graphs[0].layouts.get(v), self.builder.hints, self.device)
-            for v in graphs[0].inputs
-            if isinstance(v, Value)
-        ]
+        laid = {v: graphs[0].layouts.get(v) for v in graphs[0].inputs if isinstance(v, Value)}
+        given = operands(graphs[0], laid, self.builder.hints, self.device, seeded=False)
+        tensors = [given[v] for v in graphs[0].inputs if isinstance(v, Value)]
         made: list[Callable[[], object]] = []
         first = 0
         for cover in covers:
@@ -133,10 +132,21 @@ def _shape(v: Value) -> str:
     return f"{v.dtype.name}[{', '.join(map(str, v.shape))}]"
 
 
-def random_operand(
-    v: Value, layout: Layout | None, hints: SizeHints, device: str, seed: int | None = None
-) -> Tensor:
-    """Random numbers where there are floats, those of a `seed`; else zeros, which are indices of everything."""
+def operands(
+    graph: Graph, layouts: Mapping[Value, Layout | None], hints: SizeHints, device: str, *, seeded: bool
+) -> dict[Value, Tensor]:
+    """Tensors for inputs of a graph: random numbers where there are floats, the same each time if they are `seeded`;
+    the middle of what integers are compared with; else zeros, which are indices of everything."""
+    middle = middle_places(graph, hints)
+    return {
+        v: _operand(v, layout, hints, device, seed if seeded else None).fill_(middle[v])
+        if v in middle
+        else _operand(v, layout, hints, device, seed if seeded else None)
+        for seed, (v, layout) in enumerate(layouts.items())
+    }
+
+
+def _operand(v: Value, layout: Layout | None, hints: SizeHints, device: str, seed: int | None) -> Tensor:
     strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
     shape, laid = (list(map(hints.estimate, x)) for x in (v.shape, strides))
     t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=device)

@@ -99,7 +99,7 @@ class Solver:
         key = kernel_key(kernel, layouts)
         if key in self.shrunk and self._preferred(kernel, layouts, key) is None:
             return self.shrunk[key].seconds_at(kernel, layouts, hints)
-        found = self._solution(kernel, layouts, key)
+        found = self.solution(kernel, layouts, key)
         return self.scheduler.seconds(found.form, found.schedule, self.target, hints)
 
     @property
@@ -119,17 +119,17 @@ class Solver:
     def proposals(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
         """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
         decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
-        return tuple(self.scheduler.proposals(self._solution(kernel, layouts), self))
+        return tuple(self.scheduler.proposals(self.solution(kernel, layouts), self))
 
     def specialised(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
         """A kernel's schedule for warps that have different work, in several ways, for a clock to decide. Raises
         IllegalSchedule if the kernel has no legal form."""
-        return tuple(self.scheduler.specialised(self._solution(kernel, layouts), self))
+        return tuple(self.scheduler.specialised(self.solution(kernel, layouts), self))
 
     def other_blocks(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
         """A kernel in other blocks, for a clock to decide; none of one that a clock has decided about before. Raises
         IllegalSchedule if the kernel has no legal form."""
-        found = self._solution(kernel, layouts)
+        found = self.solution(kernel, layouts)
         preferred = self._preferred(kernel, layouts, kernel_key(kernel, layouts))
         return () if found is preferred else tuple(self.scheduler.other_blocks(found, self))
 
@@ -176,7 +176,7 @@ class Solver:
         key = kernel_key(kernel, layouts)
         if key in self.shrunk and self._preferred(kernel, layouts, key) is None:
             return self.shrunk[key].solve(kernel, layouts)
-        found = self._solution(kernel, layouts, key)
+        found = self.solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
             # What a clock found was timed at several sizes, as it is.
@@ -208,7 +208,7 @@ class Solver:
         """What is refused in a kernel: folds that wait for others, masks that skip nothing. Nothing of one that has no
         legal form."""
         try:
-            found = self._solution(kernel, layouts)
+            found = self.solution(kernel, layouts)
         except IllegalSchedule:
             return ()
         return _notes(kernel, found.form, found.schedule)
@@ -245,7 +245,9 @@ class Solver:
             product_chain=self.target.dot_chain,
         )
 
-    def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> Solution:
+    def solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> Solution:
+        """What is decided of a kernel, whose `key` the caller may know: its schedule, and the form that this is of.
+        Raises IllegalSchedule if the kernel has no legal form."""
         key = key or kernel_key(kernel, layouts)
         found = self._preferred(kernel, layouts, key) or self.known.get(key)
         if found is None:
@@ -305,7 +307,7 @@ class Solver:
         """The solution of a kernel, or of one that costs the same."""
         key = kernel_key(kernel, layouts)
         first = kernel if key in self.known else at_first_step(kernel, layouts, self.scheduler.begin_multiple)
-        return self._solution(first, layouts, key if first is kernel else None)
+        return self.solution(first, layouts, key if first is kernel else None)
 
     def take(self, step: str, form: Form) -> Form:
         """See `Comparison`."""

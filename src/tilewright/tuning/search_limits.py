@@ -321,6 +321,27 @@ OTHER_BLOCKS = OtherBlockLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class RowSumChoices:
+    """Other blocks for sums of long rows, to be timed beside the usual one."""
+
+    min_bytes: int = 4 << 20
+    """What a kernel moves at least: of less the launch is most."""
+    rows: tuple[int, ...] = (2, 4)
+    pieces: tuple[int, ...] = (1024, 2048)
+    """Elements of a row that a block takes at a time."""
+    elements_of_pieces: int = 64
+    """Elements that a thread holds: of 40 blocks each for eight products these were fastest where rows are long, by up
+    to 1.6 times (H200, console)."""
+    max_whole: int = 4096
+    """A row that is taken at once."""
+    elements_of_rows: int = 32
+    """Elements that a thread holds of such rows."""
+
+
+ROW_SUMS = RowSumChoices()
+
+
+@dataclass(frozen=True, slots=True)
 class SpecialisedChoices:
     """Schedules of a loop over keys whose warps are specialised, to be timed beside the usual one."""
 

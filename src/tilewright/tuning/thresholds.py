@@ -186,6 +186,7 @@ class PartitionThresholds:
     max_kernel_ops: int
     min_stored_instructions: int
     max_recomputed_ops: int
+    max_unstored_growth_ratio: float
     min_spared_ratio: int
 
 

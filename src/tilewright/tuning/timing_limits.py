@@ -141,6 +141,8 @@ class ProductLimits:
     rounded in another order."""
     max_sets: int = 8
     """Sets of operands that runs take in turns, so that none finds its own in the last cache."""
+    max_front_sum: int = 49
+    """Terms of each sum of a product that another product may take in: those of a window of 7 x 7."""
     max_joined_ratio: float = 1.25
     """Modelled seconds of kernels that take in the one in front, beside those of all apart: more is not timed."""
     max_preferred_ratio: float = 0.98

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from tilewright.errors import InputError
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import Kind
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Op, Value
 from tilewright.ir.ops import attention as ops
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.view import squeeze
@@ -65,8 +66,47 @@ def _flash(c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_cau
     return _device_form(c, *_attend(c, q, k, v, None, dropout_p, is_causal, scale))
 
 
+@lower(aten._scaled_dot_product_cudnn_attention.default, reason="attention")
+def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compute_log_sumexp: bool = False,
+           dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+           scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
+    mask = None if attn_bias is None else _condition(c.b, attn_bias) or attn_bias
+    return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))
+
+
+CUDNN_HIDDEN = -65504.0
+"""What torch up to 2.11 adds for cuDNN where a boolean mask is false; from 2.12 on it is -inf."""
+
+
+def _condition(b: Builder, bias: Value) -> Value | None:
+    """The boolean mask of which torch made a bias for cuDNN; None if it is no such bias. A number that hides nothing
+    from a query that sees no key, and that no loop can skip, stands there for -inf."""
+    made = _maker(b, bias)
+    body = made.expr.body[0] if made is not None and made.expr is not None else None
+    if made is None or body is None or body.op != "where" or body.args[0].op != "read":
+        return None
+    condition, *values = body.args
+    if [_number(b, made, e) for e in values] != [0.0, CUDNN_HIDDEN]:
+        return None
+    return made.inputs[int(str(condition.value))]
+
+
+def _maker(b: Builder, v: Value) -> Op | None:
+    return next((op for op in reversed(b.ops) if v in op.outputs), None)
+
+
+def _number(b: Builder, op: Op, e: Expr) -> float | None:
+    """The number that an expression of an op is, also read of an op that makes nothing else."""
+    if e.op == "read":
+        full = _maker(b, op.inputs[int(str(e.value))])
+        if full is None or full.name != "full" or full.expr is None:
+            return None
+        e = full.expr.body[0]
+    return float(e.value) if e.op == "const" and isinstance(e.value, (int, float)) else None
+
+
 @lower(
-    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default, reason="attention",
 )  # fmt: skip
 def _efficient(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compute_log_sumexp: bool = False,

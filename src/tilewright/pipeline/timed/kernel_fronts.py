@@ -1,8 +1,10 @@
 """Kernels that take in the kernel in front of them, where a clock finds that faster: a norm becomes the prologue of the
-products that read it, each of which computes it again.
+products that read it, each of which computes it again; a product that one kernel alone reads, as the sums of its rows
+or the product behind a depthwise convolution, is computed there.
 
-Every grid point of such a kernel folds anew what all have in common, of which the model knows little: how long it waits
-before it can begin with its own part. So both are timed here, in a row as they run; partition never does it.
+Every grid point of a product with a norm inside folds anew what all have in common, of which the model knows little:
+how long it waits before it can begin with its own part. And products that a clock chose stay apart in `partition`. So
+both are timed here, in a row as they run.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
-    """Kernels that fold, without products, whose results nobody but a few kernels reads, which may fold anew: together
-    they are modelled as no slower, about. No kernel is in two."""
+    """Kernels that fold, whose results nobody but a few kernels reads, which may fold anew, or nobody but one: together
+    they are modelled as no slower, about. No kernel is in two: a norm goes before what makes its operand does."""
     place = {step: n for n, step in enumerate(cover.steps)}
     readers: dict[Value, list[Step]] = {}
     for step in cover.steps:
@@ -104,17 +106,18 @@ def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
             readers.setdefault(v, []).append(step)
     kept, busy = set(cover.graph.kept()), set[Kernel]()
     found: list[Front] = []
-    for step in cover.steps:
-        if not isinstance(step, Kernel) or step in busy or kept.intersection(step.outputs):
+    kernels = [s for s in cover.steps if isinstance(s, Kernel) and not kept.intersection(s.outputs)]
+    for front in sorted(kernels, key=lambda k: bool(_products(k))):
+        if front in busy:
             continue
-        behind = sorted({r for v in step.outputs for r in readers.get(v, ())}, key=place.__getitem__)
-        kernels = [r for r in behind if isinstance(r, Kernel)]
-        if len(kernels) != len(behind) or busy.intersection(kernels) or not _may_join(step, kernels):
+        behind = sorted({r for v in front.outputs for r in readers.get(v, ())}, key=place.__getitem__)
+        reading = [r for r in behind if isinstance(r, Kernel)]
+        if len(reading) != len(behind) or busy.intersection(reading) or not _may_join(front, reading):
             continue
-        joined = _joined(step, kernels, cover, builder)
+        joined = _joined(front, reading, cover, builder)
         if joined:
-            found.append(Front(step, tuple(kernels), joined))
-            busy.update(kernels, (step,))
+            found.append(Front(front, tuple(reading), joined))
+            busy.update(reading, (front,))
     return found
 
 
@@ -131,7 +134,7 @@ def _read_by(step: Step) -> Collection[Value]:
 def _may_join(front: Kernel, readers: Sequence[Kernel]) -> bool:
     """Whether these kernels may fold anew what is in front. A product is computed once: two kernels may add up in other
     orders."""
-    if not 1 <= len(readers) <= PRODUCTS.max_siblings or any(map(is_product, front.ops)):
+    if not 1 <= len(readers) <= PRODUCTS.max_siblings or not _are_joinable(_products(front), readers):
         return False
     if not any(op.expr is not None and op.expr.reduce for op in front.ops):
         return False
@@ -140,6 +143,24 @@ def _may_join(front: Kernel, readers: Sequence[Kernel]) -> bool:
     made: dict[Value, Op] = {}
     every = [(v, op) for k in (front, *readers) for op in k.ops for v in op.outputs]
     return all(made.setdefault(v, op) is op for v, op in every)  # none rounds what another does not
+
+
+def _products(kernel: Kernel) -> list[Op]:
+    return [op for op in kernel.ops if is_product(op)]
+
+
+def _are_joinable(products: Sequence[Op], readers: Sequence[Kernel]) -> bool:
+    """Whether products in front may be worth a try in what reads them: short sums, as those of windows, in another
+    product; any in a kernel that only folds their results."""
+    if not products:
+        return True
+    if len(readers) != 1:
+        return False
+    (reader,) = readers
+    if not _products(reader):
+        return any(op.expr is not None and op.expr.reduce for op in reader.ops)
+    lengths = [dims.static(dims.prod(a.extent for a in op.expr.reduce)) for op in products if op.expr]
+    return all(n is not None and n <= PRODUCTS.max_front_sum for n in lengths)
 
 
 def _joined(
@@ -153,7 +174,8 @@ def _joined(
         for reader in readers:
             ops = tuple(dict.fromkeys((*front.ops, *reader.ops)))
             kernel = replace(reader, ops=ops, reason=REASON)
-            solution = solver.repeating(kernel, layouts)
+            once = bool(_products(front))
+            solution = solver.solution(kernel, layouts) if once else solver.repeating(kernel, layouts)
             if solution is None:
                 return {}
             found[kernel] = solution

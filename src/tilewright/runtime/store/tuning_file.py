@@ -228,6 +228,11 @@ def _parts(given: object) -> str:
     return "" if fits else f"a number of parts, 1 to {PRODUCTS.max_parts}"
 
 
+def _cascade_parts(given: object) -> str:
+    fits = isinstance(given, int) and not isinstance(given, bool) and 1 <= given
+    return "" if fits else "a number of parts, 1 or more"
+
+
 def _preparation(given: object) -> str:
     return "" if given in PREPARATIONS else f"one of {', '.join(PREPARATIONS)}"
 
@@ -259,7 +264,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
         "schedule": _schedule, "parts": _parts, "operands": _preparation, "seconds": _seconds,
         "library_seconds": _seconds,
     },
-    "attention": {"kernels": _flag, "seconds": _seconds, "library_seconds": _seconds},
+    "attention": {"kernels": _flag, "parts": _cascade_parts, "seconds": _seconds, "library_seconds": _seconds},
     "way": {"schedule": _schedule, "seconds": _seconds, "usual_seconds": _seconds},
     "front": {"joined": _flag, "seconds": _seconds_or_none, "apart_seconds": _seconds},
     "cover": {"seconds": _several_seconds},
@@ -267,8 +272,8 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], str]]] = {
     "convolution": {"seconds": _seconds_or_none},
     "fused_convolution": {"right": _flag},
 }  # fmt: skip
-"""The fields of each kind: a product and what stands behind it (without a schedule: the library's); attention beside a
-library's call; a kernel (without a schedule: as the model prefers); kernels with what is in front of them (null: it
-cannot be built so); covers of a region beside each other, in
-order (null: the model decides, no clock can); the ways to do a call; a convolution of a library (null: it cannot be
-run); and whether a fused one is right."""
+"""The fields of each kind: a product and what stands behind it (without a schedule: the library's); attention, with its
+keys in parts, beside a library's call; a kernel (without a schedule: as the model prefers); kernels with what is in
+front of them (null: it cannot be built so); covers of a region beside each other, in order (null: the model decides, no
+clock can); the ways to do a call; a convolution of a library (null: it cannot be run); and whether a fused one is
+right."""

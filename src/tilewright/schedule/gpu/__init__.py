@@ -2,7 +2,6 @@
 
 `blocks` gives every class a block whose length is a power of two, `matmul` chooses tiles, warps and stages of kernels
 with products, `skinny_matmul` those of few rows; `cost` is the model, `shared_memory` what a block needs of it.
-`proposals` makes further schedules of plain products, convolutions among them, for a clock to decide, ranked by
-`matmul_cost`, and `windows` those of depthwise convolutions; `capacity` refuses
-what no level can hold.
+`proposed` makes further schedules for a clock to decide, and `windows` those of depthwise convolutions; `capacity`
+refuses what no level can hold.
 """

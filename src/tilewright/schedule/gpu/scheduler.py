@@ -24,9 +24,10 @@ from .blocks import block_schedule, buckets, repeating_schedule, row_buckets
 from .capacity import check_capacity
 from .cost import block_seconds
 from .matmul_cost import matmul_seconds, matmul_tiles
-from .proposals import proposals
+from .proposed.plain_products import proposals
+from .proposed.product_loops import other_block_proposals, specialised_proposals
+from .proposed.row_sums import row_sum_proposals
 from .shared_memory import fit_shared_memory
-from .specialised import other_block_proposals, specialised_proposals
 from .windows import is_written_out, window_proposals, window_seconds
 
 
@@ -67,8 +68,8 @@ class BlockScheduler:
         return specialised_proposals(found, by)
 
     def other_blocks(self, found: Solution, by: Comparison) -> Sequence[Solution]:
-        """Of loops with products that are no plain ones."""
-        return other_block_proposals(found, by)
+        """Of loops with products that are no plain ones, and of sums of long rows."""
+        return other_block_proposals(found, by) or row_sum_proposals(found, by)
 
     def repeating(self, form: Form, by: Comparison) -> Solution | None:
         """Of rows that no matrix unit multiplies."""

@@ -21,17 +21,12 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.legality import check_roles
-from tilewright.schedule.scheduler import Comparison, Solution
-from tilewright.target import MemoryKind, Target
-from tilewright.tuning.search_limits import PROPOSALS
-from tilewright.tuning.thresholds import GPU_MATMUL
-
-from .block_memory import ProductBlocks
-from .block_shape import shape_of
-from .blocks import schedule_of_blocks
-from .capacity import plain_excess, product_excess
-from .matmul import ladder
-from .matmul_cost import (
+from tilewright.schedule.gpu.block_memory import ProductBlocks
+from tilewright.schedule.gpu.block_shape import shape_of
+from tilewright.schedule.gpu.blocks import schedule_of_blocks
+from tilewright.schedule.gpu.capacity import plain_excess, product_excess
+from tilewright.schedule.gpu.matmul import ladder
+from tilewright.schedule.gpu.matmul_cost import (
     PlainProduct,
     Tiles,
     bytes_once,
@@ -39,6 +34,10 @@ from .matmul_cost import (
     persistent_pays,
     plain_product,
 )
+from tilewright.schedule.scheduler import Comparison, Solution
+from tilewright.target import MemoryKind, Target
+from tilewright.tuning.search_limits import PROPOSALS
+from tilewright.tuning.thresholds import GPU_MATMUL
 
 
 def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:

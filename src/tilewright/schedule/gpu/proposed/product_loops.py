@@ -17,15 +17,14 @@ from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.lower.specialise.analyse import specialise
 from tilewright.lower.specialise.plan import STRIP_ROWS, WARPS_PER_STRIP
+from tilewright.schedule.gpu.block_shape import shape_of
+from tilewright.schedule.gpu.blocks import schedule_of_blocks
+from tilewright.schedule.gpu.capacity import check_capacity
+from tilewright.schedule.gpu.matmul import TileLimits, other_blocks
+from tilewright.schedule.gpu.matmul_cost import plain_product
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import OTHER_BLOCKS, SPECIALISED
-
-from .block_shape import shape_of
-from .blocks import schedule_of_blocks
-from .capacity import check_capacity
-from .matmul import TileLimits, other_blocks
-from .matmul_cost import plain_product
 
 
 def specialised_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:

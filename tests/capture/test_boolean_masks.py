@@ -1,0 +1,78 @@
+"""Boolean masks of which torch makes numbers for cuDNN: they hide what they say, also from a query that sees no key."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from tilewright.capture.fx import from_fx
+from tilewright.interp import run_graph
+
+aten = torch.ops.aten
+SHAPE, KEYS = (1, 2, 4, 8), 5
+
+
+def attention(shown: float, hidden: float, *, scalar: bool) -> fx.GraphModule:
+    """cuDNN's op over a bias of a mask [1, 1, queries, keys], as it is captured where there is one."""
+    graph = fx.Graph()
+
+    def node(target: object, *args: object, value: object, **kwargs: object) -> fx.Node:
+        made = graph.call_function(target, args, kwargs)  # pyright: ignore[reportArgumentType]
+        made.meta["val"] = value
+        return made
+
+    def given(name: str, value: Tensor) -> fx.Node:
+        made = graph.placeholder(name)
+        made.meta["val"] = value
+        return made
+
+    q = given("q", torch.empty(SHAPE))
+    k, v = (given(name, torch.empty(1, 2, KEYS, 8)) for name in "kv")
+    mask = given("mask", torch.empty(1, 1, 4, KEYS, dtype=torch.bool))
+    number = torch.empty(())
+    yes = node(aten.scalar_tensor.default, shown, value=number, dtype=torch.float32)
+    no: object = hidden
+    if not scalar:
+        no = node(aten.scalar_tensor.default, hidden, value=number, dtype=torch.float32)
+    where = aten.where.ScalarOther if scalar else aten.where.self
+    bias = node(where, mask, yes, no, value=torch.empty(1, 1, 4, KEYS))
+    found = (torch.empty(SHAPE), *[None] * 8)
+    made = node(aten._scaled_dot_product_cudnn_attention.default, q, k, v, bias, False, value=found)
+    graph.output((node(operator.getitem, made, 0, value=torch.empty(SHAPE)),))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def given_values() -> tuple[list[Tensor], Tensor]:
+    """Queries, keys and values, and a mask whose second row hides all keys."""
+    torch.manual_seed(0)
+    mask = torch.ones(1, 1, 4, KEYS, dtype=torch.bool).tril()
+    mask[..., 1, :] = False
+    return [torch.randn(SHAPE), torch.randn(1, 2, KEYS, 8), torch.randn(1, 2, KEYS, 8)], mask
+
+
+def result(gm: fx.GraphModule, tensors: list[Tensor], mask: Tensor) -> Tensor:
+    (made,) = run_graph(from_fx(gm), [np.asarray(t) for t in (*tensors, mask)])
+    return torch.from_numpy(np.asarray(made, dtype=np.float32))
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_mask_hides_what_it_says(scalar: bool) -> None:
+    tensors, mask = given_values()
+    found = result(attention(0.0, -65504.0, scalar=scalar), tensors, mask)
+    wanted = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    torch.testing.assert_close(found, wanted)
+    assert not found[:, :, 1].any()
+
+
+@pytest.mark.parametrize(("shown", "hidden"), [(0.0, -60000.0), (0.5, -65504.0)])
+def test_another_bias_is_added(shown: float, hidden: float) -> None:
+    tensors, mask = given_values()
+    found = result(attention(shown, hidden, scalar=False), tensors, mask)
+    bias = torch.where(mask, shown, hidden)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias))
+    assert found[:, :, 1].any()
