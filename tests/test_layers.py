@@ -69,6 +69,7 @@ DEFINITIONS: Mapping[str, str] = {
     "artifact.file.container.ALIGNMENT": "a fact of the file format",
     "artifact.file.seals._BYTES": "the length of a key of HMAC-SHA256",
     "artifact.file.seals._USERS_ALONE": "a file mode",
+    "capture.aten.attention.CUDNN_HIDDEN": "what torch gives cuDNN for a false mask",
     "capture.aten.view._END": 'the largest int64 stands for "to the end"',
     "capture.loops.numbers.random_twins._SELU": "the definition of an op",
     "capture.loops.recurrent._HALF": "bits of half an int64",

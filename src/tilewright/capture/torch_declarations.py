@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey  # pyright: ignore[reportPrivateImportUsage]
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
@@ -162,6 +163,21 @@ def also_of_no_images(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return declared
 
 
+_LABELS: OpOverload = _aten.multilabel_margin_loss_forward.default
+
+
+def of_one_row(usual: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The declaration `usual` of a multi-label margin loss by row (a reduction of 0) with no dim where the kernel has
+    none: for one row that has no dim for rows. One of size 1 was declared."""
+
+    @functools.wraps(usual)
+    def declared(x: Tensor, target: Tensor, reduction: int, **named: Any) -> tuple[Tensor, Tensor]:
+        loss, is_target = usual(x, target, reduction, **named)
+        return (loss.reshape(()) if x.dim() < 2 and reduction == 0 else loss), is_target
+
+    return declared
+
+
 _DECLARED: dict[OpOverload, Callable[..., object]] = {}
 """What fake tensors are to be told of an op."""
 _freely: ContextVar[bool] = ContextVar("freely", default=False)
@@ -199,6 +215,11 @@ def correct_declarations() -> None:
             _declare(op, functools.partial(in_memory_format, place=place))
     for op in _NEAREST:
         _declare(op, also_of_no_images)
+    _declare(_LABELS, of_one_row)
+    traced = _LABELS.py_kernels.get(DispatchKey.Autograd)  # taken before any table is asked
+    if traced is not None:
+        _LABELS.py_kernels[DispatchKey.Autograd] = of_one_row(traced)
+        _LABELS._dispatch_cache.clear()
     if not COUNTS_FROM_THE_END:
         _correct_norms()
     FakeTensorMode.cache_clear()  # another backend may have asked before

@@ -3,6 +3,7 @@ way. A library wins for large sizes where the model errs, a kernel for short seq
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -191,12 +192,14 @@ def choose_region_kernels(
     apart = options.fusion == "none"
     policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart, timed=trial is not None)
     others = partial(_in_other_parts, prices=prices, rearrange=changed, cores=policy.cores)
+    selected = functools.cache(partial(select, normal))
     behind, halves = replace(policy, behind=True), not (apart or inside) and trial is not None
 
     def judged(
         found: Decided, measured: bool = False, rest: Decided | None = None
     ) -> dict[str, ChosenRegion]:
-        return _kept(found, normal, trial, prices, measured, rest or {}, others)
+        ways = partial(_ways, normal, selected, rest or {}, others)
+        return _kept(found, ways, trial, prices, measured, others)
 
     def judged_whole(found: Decided) -> dict[str, ChosenRegion]:
         rest: dict[str, tuple[Region, ChosenRegion]] = {}
@@ -233,17 +236,14 @@ def _half_of(region: Region, behind: Decided) -> tuple[Region, ChosenRegion] | N
 
 
 def _kept(
-    found: Decided, graph: Graph, trial: RegionTrial | None, prices: Prices, measured: bool, rest: Decided,
-    others: InParts,
-) -> dict[str, ChosenRegion]:  # fmt: skip
-    """What was decided, without the kernels that a clock finds slower than the library's calls, or than the first of
-    these with the kernels of the `rest` behind it; of doubtful ones only those that were `measured`, if that is
-    asked."""
+    found: Decided, ways: Ways, trial: RegionTrial | None, prices: Prices, measured: bool, others: InParts
+) -> dict[str, ChosenRegion]:
+    """What was decided, without the kernels that a clock finds slower than other `ways`; of doubtful ones only those
+    that were `measured`, if that is asked; in as many parts as a clock prefers."""
     decisions = {key: d if d.clear else replace(d, kernels=()) for key, (_, d) in found.items()}
     doubtful = {key: pair for key, pair in found.items() if _is_doubtful(pair[1], prices)}
     if trial is None or not doubtful:
         return decisions
-    ways = partial(_ways, graph, select(graph), rest, others)
     entries = trial.entries(doubtful, ways, 1.0 / PRODUCTS.max_preferred_ratio)
     if measured:
         decisions |= {key: replace(decisions[key], kernels=()) for key in doubtful if key not in entries}
@@ -279,12 +279,14 @@ def _with_parts(decided: ChosenRegion, entry: Entry, others: InParts) -> ChosenR
 
 
 def _ways(
-    graph: Graph, selected: Graph, rest: Decided, others: InParts, region: Region, decided: ChosenRegion
-) -> RegionWays:
+    graph: Graph, selected: Callable[[], Graph], rest: Decided, others: InParts, region: Region,
+    decided: ChosenRegion,
+) -> RegionWays:  # fmt: skip
+    """All ways to compute a region of a graph, and of what a library's calls are `selected` for."""
     origins = {op.origin for op in region.own if op.origin >= 0}
-    library = library_graph(region.graph(graph), origins, graph, selected)
+    library = library_graph(region.graph(graph), origins, graph, selected())
     half = _half_of(region, rest)
-    behind = None if half is None else _behind_product(graph, selected, region, *half)
+    behind = None if half is None else _behind_product(graph, selected(), region, *half)
     return RegionWays(library, with_kernels(decided), behind, others(decided))
 
 
@@ -328,7 +330,7 @@ def choose_attention(graph: Graph, trial: RegionTrial) -> ChosenRegions:
 
     def judged(found: Decided) -> dict[str, ChosenRegion]:
         near = {key: pair for key, pair in found.items() if _is_near(pair[1], builder)}
-        ways = partial(_ways, normal, selected, {}, others)
+        ways = partial(_ways, normal, lambda: selected, {}, others)
         entries = trial.entries(near, ways, PRODUCTS.max_preferred_ratio)
         taken = {key: entry for key, entry in entries.items() if entry["kernels"] is True}
         return {key: _with_parts(found[key][1], entry, others) for key, entry in taken.items()}

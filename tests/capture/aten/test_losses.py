@@ -90,3 +90,27 @@ def test_labels_out_of_range_raise() -> None:
         for bad in (6, -1):
             with pytest.raises(IndexError):
                 compiled(x, torch.tensor([0, bad, 2, 1]))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_a_mean_over_no_elements_has_an_empty_gradient(loss: Callable[..., Tensor]) -> None:
+    x, target = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, 5)
+    y = torch.compile(loss, backend="tilewright", dynamic=False)(x, target)
+    y.backward()
+    assert y.isnan()
+    assert x.grad is not None and x.grad.shape == (0, 5)
+
+
+@pytest.mark.parametrize("shape", [(10,), (), (3, 10)])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_loss_of_one_row_has_no_dim(shape: tuple[int, ...], reduction: str) -> None:
+    """Torch declares one of size 1 for margins of many labels, by row."""
+    x, target = torch.randn(shape, requires_grad=True), torch.zeros(shape, dtype=torch.int64)
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, target, reduction=reduction)
+
+    made, want = torch.compile(loss, backend="tilewright")(x, target), loss(x, target)
+    torch.testing.assert_close(made, want)
+    slopes = (torch.autograd.grad(y.sum(), x)[0] for y in (made, want))
+    torch.testing.assert_close(*slopes)

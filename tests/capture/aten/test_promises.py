@@ -169,6 +169,32 @@ def test_a_number_has_no_say_in_the_type(op: Callable[[Tensor, Tensor], Tensor])
         torch.testing.assert_close(made, expected)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_is_unpooled_lies_as_its_operand(memory_format: torch.memory_format) -> None:
+    def unpooled(x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        made = F.max_unpool2d(x, places, (3, 2), output_size=(2, 3, 6, 8))
+        return made, made.as_strided((made.numel() // 2,), (1,))
+
+    x, places = F.max_pool2d(torch.randn(2, 3, 6, 8), (3, 2), return_indices=True)
+    pair = x.to(memory_format=memory_format), places.to(memory_format=memory_format)
+    torch._dynamo.reset()
+    made, expected = torch.compile(unpooled, backend="tilewright", dynamic=False)(*pair), unpooled(*pair)
+    assert [t.stride() for t in made] == [t.stride() for t in expected]
+    torch.testing.assert_close(made, expected)
+
+
+def test_floor_divisions_by_a_number_lie_as_operands_do() -> None:
+    def divided(x: Tensor) -> tuple[Tensor, ...]:
+        made = torch.floor_divide(x, torch.tensor(2.0)), torch.div(x, x[0, 0], rounding_mode="floor")
+        return (*made, *(y.as_strided((y.numel() // 2,), (1,)) for y in made))
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 6).t()
+    made, expected = torch.compile(divided, backend="tilewright")(x), divided(x)
+    assert [t.stride() for t in made] == [t.stride() for t in expected]
+    torch.testing.assert_close(made, expected)
+
+
 def test_powers_of_a_number_are_row_major() -> None:
     """As eager mode's: torch's fake kernel says that they lie as the exponents."""
 

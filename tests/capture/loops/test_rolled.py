@@ -341,3 +341,22 @@ def test_gradients_that_a_step_passes_on_are_tensors_of_their_own(monkeypatch: p
         found.append([made.detach(), *torch.autograd.grad(made.sum(), [w])])
     close(found[0], found[1])
     assert loops() == 2 and copies
+
+
+def test_numbers_counted_of_sizes_are_counted_again_in_each_step() -> None:
+    """A scan takes no float: neither the inverse of a size nor its root."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(MANY):
+            x = torch.tanh(x @ w) * (1 / x.shape[0]) + x.shape[0] ** -0.5
+        return x
+
+    compiled = torch.compile(run, backend="tilewright", fullgraph=True)
+    x, w = torch.randn(6, 8), weights()[0].requires_grad_()
+    torch._dynamo.mark_dynamic(x, 0)  # type: ignore[attr-defined]
+    for given in (x, torch.randn(9, 8)):
+        y, want = compiled(given, w), run(given, w)
+        close(y, want)
+        close(torch.autograd.grad(y.square().sum(), w), torch.autograd.grad(want.square().sum(), w))
+    assert [c.kind for c in tilewright.compilations()] == ["forward", "backward"]
+    assert loops() == 2

@@ -79,6 +79,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.logit_backward.default: logit_backward,
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
+        **{op: also_of_nothing(table[op]) for op in MEANS_BACKWARD},
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.detach_.default: _itself,
@@ -125,6 +126,25 @@ def _soft_margin_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, redu
     """Torch's own parts have sigmoid(target * x) - 1, whose digits are gone where examples are classified well."""
     made = -target * gradient * torch.sigmoid(-target * x)
     return made / x.numel() if reduction == 1 else made
+
+
+MEANS_BACKWARD: tuple[OpOverload, ...] = (
+    torch.ops.aten.mse_loss_backward.default,
+    torch.ops.aten.smooth_l1_loss_backward.default,
+    torch.ops.aten.huber_loss_backward.default,
+)
+"""Gradients of losses whose parts, as torch has them, divide a number by how many elements there are."""
+
+
+def also_of_nothing(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own parts of a mean's gradient, for no elements those of a sum's: of both nothing is left, but the mean
+    divides by zero while it is traced."""
+
+    def gradient(dy: Tensor, x: Tensor, target: Tensor, reduction: int = 1, *how: float) -> Tensor:
+        known = all(type(n) is int for n in x.shape)  # of a symbol nothing is asked
+        return parts(dy, x, target, 2 if known and x.numel() == 0 else reduction, *how)
+
+    return gradient
 
 
 def _smooth_l1_loss(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -33,7 +33,8 @@ def promise_decompositions(
     ours = {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, aten.pow.Scalar: _power}
     shuffles = {op: _shuffle(table.get(op, op)) for op in _SHUFFLES}
     medians = {op: _median(op) for op in _MEDIANS}
-    return {**ours, **norms, **iterated, **shuffles, **medians}
+    unpool = {op: _unpool(cast("Callable[..., Tensor]", table[op])) for op in _UNPOOLED}
+    return {**ours, **norms, **iterated, **shuffles, **medians, **unpool}
 
 
 _NORMS = (
@@ -50,6 +51,9 @@ _SHUFFLES = (aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 _MEDIANS = (aten.median.dim, aten.nanmedian.dim)
 
 
+_UNPOOLED = (aten.max_unpool2d.default,)
+
+
 _inside = ContextVar("inside", default=False)
 """Whether what runs is part of a decomposition here: the op of another form is left as it is."""
 
@@ -58,6 +62,7 @@ _ITERATED = (
     *(aten.copysign.Tensor, aten.heaviside.default, aten.xlogy.Tensor, aten.special_xlog1py.default),
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
     *(aten.logaddexp.default, aten.logaddexp2.default),
+    *(aten.floor_divide.default, aten.div.Tensor_mode),
 )
 
 
@@ -65,22 +70,24 @@ def _as_iterated(op: Callable[..., object], apart: bool) -> Callable[..., object
     """The fake kernel's result is row-major, the real one's lies as operands do, as of any pointwise op: so take the
     op of the row-major tensors of which these are views. `op` is what torch takes it `apart` into, if it does."""
 
-    def decomposed(a: Tensor, b: Tensor) -> object:
-        if _inside.get() or not all(
-            x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b)
+    def decomposed(a: Tensor, b: Tensor | float, **how: object) -> object:
+        if (
+            _inside.get()
+            or not isinstance(b, Tensor)
+            or not all(x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b))
         ):
-            return op(a, b) if apart else NotImplemented
+            return op(a, b, **how) if apart else NotImplemented
         wide = torch.broadcast_tensors(a, b)
         order, _ = compute_elementwise_output_logical_to_physical_perm(*wide)
         # A number stays one: it has no say in the type of the result.
         turned = [x.permute(order) if given.dim() else given for x, given in zip(wide, (a, b), strict=True)]
         odd = [not x.is_contiguous() and 0 not in x.stride() for x in turned]
         if order == sorted(order) and not any(odd):
-            return op(a, b) if apart else NotImplemented
+            return op(a, b, **how) if apart else NotImplemented
         back = [order.index(d) for d in range(len(order))]
         token = _inside.set(True)
         try:
-            made = op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True)))
+            made = op(*(x.contiguous() if k else x for x, k in zip(turned, odd, strict=True)), **how)
         finally:
             _inside.reset(token)
         return cast("Tensor", made).permute(back)
@@ -121,6 +128,18 @@ def _shuffle(parts: Callable[..., object]) -> Callable[..., object]:
         order, back = _channels_last(x)
         grouped = x.permute(order).unflatten(-1, (groups, x.shape[1] // groups))
         return grouped.transpose(-1, -2).flatten(-2).permute(back)
+
+    return decomposed
+
+
+def _unpool(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own parts, which are row-major as the fake kernel's result is; the CPU's lies as its operand does."""
+
+    def decomposed(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+        made = parts(x, indices, output_size)
+        if not _is_plain_cpu(x) or suggest_memory_format(x) is torch.contiguous_format:
+            return made
+        return made.clone(memory_format=torch.channels_last)
 
     return decomposed
 

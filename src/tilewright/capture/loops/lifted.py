@@ -44,6 +44,7 @@ def lift_products(found: EqualSteps) -> EqualSteps:
     taken = {found.taken_by(*at)[0] for at in arguments} | {key for m in left for key in found.given_to(m)}
     read = carried | {k for k in taken if isinstance(k, fx.Node)}
     unread = frozenset(found.sliced.keys() - carried - taken)
+    read |= {n for counted in found.counted for n in counted.all_input_nodes}
     outer = {n: None for n in found.outer if n in read}
     return replace(found, sliced={**found.sliced, **made}, outer=outer, unread=unread)
 

@@ -289,6 +289,8 @@ def _given(
             values[node] = graph.get_attr(str(node.target))
         elif node not in found.held:
             take(node, val_of(node))
+    for node in found.counted:
+        values[node] = graph.node_copy(node, values.__getitem__)
     return values, samples
 
 

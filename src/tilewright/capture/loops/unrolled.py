@@ -58,6 +58,8 @@ class EqualSteps:
     )
     """Arguments that take what another argument takes already, by the same numbers."""
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
+    counted: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
+    """Floats and bools of sizes, in the order of the program. A scan takes none: each step computes them again."""
     functions: dict[fx.Node, Function] = field(default_factory=dict[fx.Node, Function])
     """What of these is no tensor but a function that steps call, with the numbers in it that change."""
     opened: dict[int, Opening] = field(default_factory=dict[int, Opening])
@@ -217,7 +219,27 @@ def classify_reads(windows: list[list[fx.Node]]) -> EqualSteps:
             continue
         for p, across in enumerate(zip(*(arguments_of(window[m]) for window in windows), strict=True)):
             _read(made, where, (m, p), across)
+    for node in [n for n in made.outer if _is_counted(n)]:
+        del made.outer[node]
+        _count(made, node)
     return made
+
+
+def _is_counted(node: fx.Node) -> bool:
+    """Whether a node is a float or a bool computed of sizes alone."""
+    if not isinstance(val_of(node), (torch.SymFloat, torch.SymBool)) or node.op != "call_function":
+        return False
+    return all(isinstance(val_of(n), torch.SymInt) or _is_counted(n) for n in node.all_input_nodes)
+
+
+def _count(made: EqualSteps, node: fx.Node) -> None:
+    """Note a number of sizes as computed in each step, behind what it is computed of; sizes come from outside."""
+    for n in node.all_input_nodes:
+        if isinstance(val_of(n), torch.SymInt):
+            made.outer[n] = None
+        else:
+            _count(made, n)
+    made.counted[node] = None
 
 
 def _stored(made: EqualSteps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
