@@ -31,7 +31,7 @@ class Bottleneck(nn.Module):
             nn.Conv2d(48, 48, 3, stride, groups=48, bias=False), nn.BatchNorm2d(48), nn.ReLU6()
         )
         self.project = nn.Conv2d(48, 16, 1)
-        self.head = nn.Conv2d(16, 8, 3, padding=1)
+        self.head = nn.Conv2d(16, 32, 3, padding=1)  # columns that fill vectors of any machine
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.stem(x)

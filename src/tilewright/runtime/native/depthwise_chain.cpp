@@ -92,7 +92,7 @@ TW_NOINLINE void place_apart(const Chain& c, i64 image, i64 y, i64 x, i64 channe
     if (c.first) multiply_rows(part_of(*c.first, channel, n), c.x + place * c.first->inner, 1, nullptr, made), from = made;
     for (i64 j = 0; j < n; j++) {  // the last vector of weights is that of the last channels
       const i64 v = (channel + j) / lanes, lane = channel + j - min(v * lanes, behind);
-      tile[j] = __builtin_fmaf(from[j], p.weights[(v * p.taps + t) * lanes + lane], tile[j]);
+      tile[j] = fma(from[j], p.weights[(v * p.taps + t) * lanes + lane], tile[j]);
     }
   }
   finish_of(p, tile, 1, n, nullptr, nullptr, to, 0);
@@ -115,7 +115,7 @@ TW_NOINLINE void band_apart(const Chain& c, i64 image, i64 y, i64 last, i64 chan
         for (i64 j = 0; j < n; j++) {
           const float* w = c.then->weights + (start * p.columns + k * panel) + j;
           float sum = 0.f;
-          for (i64 i = 0; i < some; i++) sum = __builtin_fmaf(made[i], w[i * panel], sum);
+          for (i64 i = 0; i < some; i++) sum = fma(made[i], w[i * panel], sum);
           tile[j] += sum;
         }
       }
