@@ -315,6 +315,7 @@ def main() -> None:
         "dtype": arguments.dtype,
         "growing": arguments.growing,
         "cache": arguments.cache,
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
     }
     results: list[record.Json] = []
     with torch.inference_mode(False), torch.no_grad():
