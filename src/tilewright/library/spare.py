@@ -68,6 +68,43 @@ def followed(
     return Spare(_over(replace(plain, args=(*plain.args, tuple(symbols))), run, count))
 
 
+def one_behind_another(first: Spare | None, second: Spare | None) -> Spare | None:
+    """What stands behind a call that does two others: the first on operand 0, the second on what that makes and on the
+    other operands."""
+    if first is None or second is None or first.call is None or second.call is None:
+        return None
+    one, other = first.call, second.call
+    between, names = object(), tuple(name for name, _ in other.kwargs)
+
+    def run(args: Sequence[object], kwargs: Mapping[str, object], operands: Sequence[object]) -> object:
+        del operands
+        taken, rest, values = args
+        made = one.function(*cast(Sequence[object], taken), **kwargs)
+        rest, values = (cast(Sequence[object], _filled(x, between, made)) for x in (rest, values))
+        return other.function(*rest, **dict(zip(names, values, strict=True)))
+
+    held = one.args, *(_with(x, between) for x in (other.args, tuple(v for _, v in other.kwargs)))
+    return Spare(replace(_over(replace(one, args=held), run, 0), strides=other.strides))
+
+
+def _with(of: object, between: object) -> object:
+    """Arguments with `between` in place of operand 0."""
+    return _mapped(of, lambda x: between if x == Operand(0) else x)
+
+
+def _filled(of: object, between: object, made: object) -> object:
+    """Arguments with what was made in the place of `between`."""
+    return _mapped(of, lambda x: made if x is between else x)
+
+
+def _mapped(of: object, change: Callable[[object], object]) -> object:
+    """Arguments, changed one by one, in the same lists and tuples."""
+    if not isinstance(of, tuple | list):
+        return change(of)
+    changed = [_mapped(x, change) for x in cast(Sequence[object], of)]
+    return changed if isinstance(of, list) else tuple(changed)
+
+
 def _on_any_rows(plain: LibraryCall, rows: int) -> LibraryCall:
     """A call on [rows, K] for an operand with any leading dims."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Expr, axis, read, substitute
-from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.graph import Graph, Op, Operand, Routine, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import compose_views, substitute_values
@@ -19,11 +19,11 @@ from tilewright.target import Target
 from .choose import Offers, OfferTimer, choose, refuse
 from .epilogue import absorb
 from .frozen_operands import Frozen
-from .offers.offer import Maker, Offer
+from .offers.offer import Fusible, Maker, Offer
 from .offers.registry import find_faster, is_offered
 from .padded_convolutions import take_zeros
 from .select import drop_unread
-from .spare import offered
+from .spare import offered, one_behind_another
 
 LOG = logging.getLogger("tilewright")
 
@@ -44,7 +44,7 @@ def specialise(
     number where the op itself does not."""
     packed, offers = pack(take_zeros(graph), target, maker)
     chosen = choose(unflatten(packed), offers, timer, exact=exact)
-    return drop_unread(absorb(drop_unread(chosen), exact=exact))
+    return join_calls(drop_unread(absorb(drop_unread(chosen), exact=exact)))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
@@ -186,3 +186,63 @@ def _flatten(wide: Value, flat: Value, origin: int) -> Op:
     rows, last = (_place(a.extent, axis(a)) for a in axes)
     body = read(0, (*_unravel(rows, wide.shape[:-1]), last), wide.dtype)
     return Op("view", (wide,), (flat,), expr=TensorExpr(axes, (body,)), origin=origin)
+
+
+# --- calls that are done together -----------------------------------------------------------------
+
+
+def join_calls(graph: Graph) -> Graph:
+    """The graph with two calls as one, at the place of the second, where that alone reads what the first makes and a
+    routine does both at once (`Fusible.behind`): what lies between them then never goes through memory as a whole.
+    Chains of more than two, too."""
+    while (joined := _join_once(graph)) is not graph:
+        graph = joined
+    return graph
+
+
+def _join_once(graph: Graph) -> Graph:
+    producer, consumers, kept = graph.producer(), graph.consumers(), graph.kept()
+    joined: dict[Op, Op] = {}
+    gone: set[Op] = set()
+    for op in graph.ops:
+        first = _only_maker(op, producer)
+        if (
+            first is None
+            or first in gone
+            or first in joined
+            or first.output in kept
+            or len(consumers[first.output]) > 1
+        ):
+            continue
+        made = _joined(first, op)
+        if made is not None:
+            joined[op] = made
+            gone.add(first)
+    return graph.with_ops([joined.get(op, op) for op in graph.ops if op not in gone]) if joined else graph
+
+
+def _only_maker(op: Op, producer: Mapping[Value, Op]) -> Op | None:
+    """The call on one operand that makes the first operand of the call of `op`."""
+    if op.call is None or op.call.args != tuple(map(Operand, range(len(op.inputs)))) or not op.inputs:
+        return None
+    maker = producer.get(op.inputs[0])
+    if maker is None or maker.call is None or op.inputs.count(op.inputs[0]) > 1:
+        return None
+    return (
+        maker if maker.call.args == (Operand(0),) and len(maker.inputs) == len(maker.outputs) == 1 else None
+    )
+
+
+def _joined(first: Op, second: Op) -> Op | None:
+    one, other = first.call, second.call
+    assert one is not None and other is not None
+    if not isinstance(other.function, Fusible) or not isinstance(one.function, Routine):
+        return None
+    made = other.function.behind(one.function)
+    if made is None:
+        return None
+    spare = one_behind_another(one.spare, other.spare)
+    call = replace(made, strides=other.strides, spare=spare, refused=(*one.refused, *other.refused))
+    origins = [o for o in (first.origin, *first.absorbed) if o >= 0 and o != second.origin]
+    absorbed = tuple(dict.fromkeys((*origins, *second.absorbed)))
+    return replace(second, call=call, inputs=(*first.inputs, *second.inputs[1:]), absorbed=absorbed)

@@ -41,6 +41,7 @@ class OwnKernelThresholds:
     min_filled_ratio: float
     min_winograd_channels: int
     min_winograd_tiles: int
+    min_between_ratio: float
 
 
 OWN_KERNELS = load(OwnKernelThresholds, "own_kernels")

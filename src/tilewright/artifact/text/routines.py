@@ -127,6 +127,7 @@ def _write_product(r: FusedProduct, inner: Inner) -> Fields:
         "weight": r.plain, "bias": r.bias, "sizes": r.sizes, "window": window, "source": r.task.source,
         "shape": r.task.shape, "way": r.way.value, "activation": r.activation, "constants": r.constants,
         "added": r.added, "affine": r.affine,
+        "chain": [None if part is None else Raw(inner(part)) for part in (r.first, r.then)],
     }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def _read_product(of: Routines, fields: Fields, inner: Inner) -> Routine:
     f = _checked(
         fields, weight=Tensor, bias=Tensor | None, sizes=tuple[int, int, int], window=list[list[int]] | None,
         source=tuple[Expr, ...], shape=tuple[Expr, ...], way=str, activation=str, constants=tuple[float, ...],
-        added=bool, affine=tuple[float, ...],
+        added=bool, affine=tuple[float, ...], chain=list[object],
     )  # fmt: skip
     weight, bias, sizes, way = f["weight"], f["bias"], f["sizes"], NativeMethod(f["way"])
     window = None if f["window"] is None else ConvWindow(*[(a, b) for a, b in f["window"]])
@@ -149,10 +150,22 @@ def _read_product(of: Routines, fields: Fields, inner: Inner) -> Routine:
     if bias is not None and (bias.dtype is not torch.float32 or bias.shape != (columns,)):
         raise ValueError(f"a bias {list(bias.shape)} for {columns} columns")
     task = FrozenProduct(None, None, f["source"], f["shape"])
-    return FusedProduct(
+    first, then = _chained(f["chain"], inner)
+    product = FusedProduct(
         of.owner, of.owner.packed_later(weight, way), bias, sizes, window, task, way, weight, f["activation"],
-        f["constants"], f["added"], f["affine"],
+        f["constants"], f["added"], f["affine"], first, then,
     )  # fmt: skip
+    if not product.is_whole:
+        raise ValueError("products that are no chain")
+    return product
+
+
+def _chained(parts: list[object], inner: Inner) -> tuple[FusedProduct | None, FusedProduct | None]:
+    """The products in front of a depthwise convolution and behind it."""
+    first, then = (None if part is None else inner(part) for part in parts)
+    if not (isinstance(first, FusedProduct | None) and isinstance(then, FusedProduct | None)):
+        raise TypeError("parts of a chain that are no products of ours")
+    return first, then
 
 
 def _write_attention(r: OwnAttention, inner: Inner) -> Fields:

@@ -57,6 +57,12 @@ class Fusible(Routine):
     def epilogues(self) -> Sequence[Epilogue]:
         """Pointwise ops that it can do on its one result."""
 
+    def behind(self, first: Routine) -> LibraryCall | None:
+        """The call that does `first` on its one operand, and then this on what that makes and on the other operands;
+        None where that is no faster."""
+        del first
+        return None
+
 
 def epilogues_of(call: LibraryCall) -> Sequence[Epilogue]:
     """Pointwise ops that a call can do on its one result."""

@@ -11,21 +11,22 @@ constexpr i64 most_taps = 64;
 constexpr i64 slower = 6;  // times as long as a product of matrices takes: most of it is memory
 
 // Rows of places, n <= lanes channels of each, from a tile.
-TW_NOINLINE void finish_places(const Product& p, const float* tile, int rows, int places, i64 n, float* out, i64 out_line) {
-  for (int r = 0; r < rows; r++) finish_of(p, tile + r * places * panel, places, n, nullptr, nullptr, out + r * out_line, p.columns);
+TW_NOINLINE void finish_places(const Product& p, const float* tile, int rows, int places, i64 n, float* out, i64 out_line, i64 out_step) {
+  for (int r = 0; r < rows; r++) finish_of(p, tile + r * places * panel, places, n, nullptr, nullptr, out + r * out_line, out_step);
 }
 
 // Stores sums of M rows of Q places, n <= lanes channels of each.
-template <int M, int Q> TW_INLINE void ended(const Product& p, const Ending& e, const R* sum, i64 n, float* out, i64 out_line) {
+template <int M, int Q>
+TW_INLINE void ended(const Product& p, const Ending& e, const R* sum, i64 n, float* out, i64 out_line, i64 out_step) {
 #define TW_PLACES _Pragma("GCC unroll 4") for (int r = 0; r < M; r++) _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++)
   if (!e.direct || n < lanes) {
     alignas(64) float tile[M * Q * panel];
     TW_PLACES *(R*)(tile + (r * Q + q) * panel) = sum[r * Q + q];
-    finish_places(p, tile, M, Q, n, out, out_line);
+    finish_places(p, tile, M, Q, n, out, out_line, out_step);
   } else if (e.both) {
-    TW_PLACES store(out + r * out_line + q * p.columns, between(V{sum[r * Q + q]}, e));
+    TW_PLACES store(out + r * out_line + q * out_step, between(V{sum[r * Q + q]}, e));
   } else {
-    TW_PLACES store(out + r * out_line + q * p.columns, at_least(V{sum[r * Q + q]}, e.low));
+    TW_PLACES store(out + r * out_line + q * out_step, at_least(V{sum[r * Q + q]}, e.low));
   }
 #undef TW_PLACES
 }
@@ -47,7 +48,7 @@ struct Block {
   i64 line, step;                // floats to the next line, to the next place
   i64 top, bottom, left, right;  // which lines and places of its window are inside of the image
   float* out;
-  i64 out_line;
+  i64 out_line, out_step;
   i64 from, to;  // vectors of channels
 };
 
@@ -108,7 +109,7 @@ TW_INLINE void lines_of(R* sum, const Block& b, i64 line, i64 step, i64 top, i64
 
 // M rows of Q places, for windows of K x K that move by S. Edge: places of the window may lie beside the image.
 template <int K, int S, int M, int Q, bool Edge> TW_NOINLINE void block(const Product& p, const Ending& ending, const Block& b) {
-  const i64 line = b.line, step = b.step, top = b.top, bottom = b.bottom, out_line = b.out_line, before_last = p.columns - lanes;
+  const i64 line = b.line, step = b.step, top = b.top, bottom = b.bottom, out_line = b.out_line, out_step = b.out_step, before_last = p.columns - lanes;
   const float* weights = p.weights + b.from * (K * K * lanes);
   for (i64 v = b.from; v < b.to; v++, weights += K * K * lanes) {
     const i64 c = min(v * lanes, before_last);
@@ -117,7 +118,7 @@ template <int K, int S, int M, int Q, bool Edge> TW_NOINLINE void block(const Pr
 #pragma GCC unroll 16
     for (int q = 0; q < M * Q; q++) sum[q] = first;
     lines_of<K, S, M, Q, Edge, 0>(sum, b, line, step, top, bottom, b.at + c, weights);
-    ended<M, Q>(p, ending, sum, lanes, b.out + c, out_line);
+    ended<M, Q>(p, ending, sum, lanes, b.out + c, out_line, out_step);
   }
 }
 
@@ -137,12 +138,22 @@ template <int K, int S, int M> void blocks_of_rows(const Product& p, const Endin
     next = max(p.out_width * (i + 1) / count, i64(least_places<K>));
     x = min(x, next - least_places<K>);  // of five, the one in the middle is done twice
     const i64 places = next - x, left = x * S - p.pad_x;
-    b.at = start + left * b.step, b.out = out + x * p.columns;
+    b.at = start + left * b.step, b.out = out + x * b.out_step;
     b.left = max(i64(0), -left), b.right = min((places - 1) * S + K, p.width - left);
     if (places == 4) block_at<K, S, M, 4>(p, ending, b);
     else if (places == 3) block_at<K, S, M, 3>(p, ending, b);
     else if constexpr (least_places<K> == 1) places == 2 ? block_at<K, S, M, 2>(p, ending, b) : block_at<K, S, M, 1>(p, ending, b);
   }
+}
+
+// Some rows of the result from y on. `b` says where row 0 of the image and of the result lie.
+template <int K, int S> void rows_of(const Product& p, const Ending& ending, Block b, i64 y, i64 rows) {
+  const i64 top = y * S - p.pad_y;
+  b.at += top * b.line, b.out += y * b.out_line;
+  b.top = max(i64(0), -top), b.bottom = min((rows - 1) * S + K, p.height - top);
+  if (rows == 1) blocks_of_rows<K, S, 1>(p, ending, b);
+  else if (rows == 2) blocks_of_rows<K, S, 2>(p, ending, b);
+  else if constexpr (rows_together<K> == 4) rows == 3 ? blocks_of_rows<K, S, 3>(p, ending, b) : blocks_of_rows<K, S, 4>(p, ending, b);
 }
 
 // Tasks [begin, end): some rows of the result, some of their channels.
@@ -153,15 +164,12 @@ template <int K, int S> void blocks(void* context, i64 begin, i64 end, i64) {
   const i64 vectors = (p.columns + lanes - 1) / lanes;
   for (i64 i = begin; i < end; i++) {
     const i64 part = i % run.panels, band = i / run.panels % run.blocks, image = i / run.panels / run.blocks;
-    const i64 y = p.out_height * band / run.blocks, rows = p.out_height * (band + 1) / run.blocks - y, top = y * S - p.pad_y;
-    Block b = {run.x + (image * p.height + top) * p.line, p.line, p.columns};
-    b.top = max(i64(0), -top), b.bottom = min((rows - 1) * S + K, p.height - top);
-    b.out_line = p.out_width * p.columns;
-    b.out = run.out + (image * p.out_height + y) * b.out_line;
+    const i64 y = p.out_height * band / run.blocks, rows = p.out_height * (band + 1) / run.blocks - y;
+    Block b = {run.x + image * p.height * p.line, p.line, p.columns};
+    b.out_step = p.columns, b.out_line = p.out_width * p.columns;
+    b.out = run.out + image * p.out_height * b.out_line;
     b.from = vectors * part / run.panels, b.to = vectors * (part + 1) / run.panels;
-    if (rows == 1) blocks_of_rows<K, S, 1>(p, ending, b);
-    else if (rows == 2) blocks_of_rows<K, S, 2>(p, ending, b);
-    else if constexpr (rows_together<K> == 4) rows == 3 ? blocks_of_rows<K, S, 3>(p, ending, b) : blocks_of_rows<K, S, 4>(p, ending, b);
+    rows_of<K, S>(p, ending, b, y, rows);
   }
 }
 
@@ -181,7 +189,7 @@ TW_NOINLINE void places(const Product& p, const float* const* at, const i64* ste
     for (int q = 0; q < Q; q++, source += step[t])
       sum[q] = fused((Whole ? load<float, lanes>(source) : load_part<float, lanes>(source, n)).v, weight, sum[q]);
   }
-  ended<1, Q>(p, ending_of(p), sum, n, out + c, 0);
+  ended<1, Q>(p, ending_of(p), sum, n, out + c, 0, p.columns);
 }
 
 void row(const Product& p, const float* const* at, const i64* step, i64 from, i64 to, float* out) {
@@ -237,12 +245,14 @@ i64 share_of(i64 pieces, i64 products, i64 threads) { return grain_for(pieces, s
 // What does blocks of places in registers, and how many rows each has.
 struct Usual {
   Part part;
+  void (*rows_of)(const Product&, const Ending&, Block, i64, i64);
   i64 rows;
 };
 template <int K> Usual blocks_by(const Product& p) {
   const i64 s = p.stride_x, right = (p.out_width - 1) * s + K - p.pad_x - p.width, below = (p.out_height - 1) * s + K - p.pad_y - p.height;
   if (p.out_width < least_places<K> || s > 2 || max(max(p.pad_x, p.pad_y), max(right, below)) > K / 2) return {};
-  return {p.stride_x == 1 ? blocks<K, 1> : blocks<K, 2>, rows_together<K>};
+  if (p.stride_x == 1) return {blocks<K, 1>, rows_of<K, 1>, rows_together<K>};
+  return {blocks<K, 2>, rows_of<K, 2>, rows_together<K>};
 }
 // None where the window is not a usual one.
 Usual blocks_of(const Product& p) {

@@ -120,6 +120,7 @@ template <int J> void pass(const Run& run, const Stretch& stretch, i64 column, i
   const float* rows[room + chains * chain * down];  // those of rows that a strip does not have are not read
   Walk walk = stretch.walk;
   walk.apart = runs * down;
+  const bool brief = p.height == 0 && runs == 1 && !run.zero && stretch.ended && !stretch.begun && ending.direct && n >= J * lanes;
   Place place = p.height ? place_of(p, first) : Place{};
   for (i64 s = 0, row = first; s < strips; s += walk.strips) {
     const i64 m = s < more ? least + 1 : least, at = row * p.columns + start;
@@ -128,6 +129,15 @@ template <int J> void pass(const Run& run, const Stretch& stretch, i64 column, i
     const float* added = run.added ? run.added + at : nullptr;
     const float** here = rows;
     const float* from = run.x + row * run.stride + stretch.start;  // without images
+    if (brief) {
+      const Ends ends = {tile, false, bias, added, out, p.columns, n, p.activation == none ? nullptr : &ending};
+      const i64 all = (s < more ? more : strips) - s;
+      const float* ahead = fresh ? run.x + min(row + m, run.rows - m * all) * run.stride : then + inputs * s * share;
+      if (short_sums<J>(m, from, run.stride, inputs, all, stretch.weights, ends, ahead, fresh ? m : share)) {
+        walk.strips = all, row += m * all;
+        continue;
+      }
+    }
     for (i64 i = 0; i < walk.strips; i++, here += walk.apart, from += m * run.stride) {
       if (p.height) {
         locate(run, place, m, below, right, stretch.taps, stretch.start, here);

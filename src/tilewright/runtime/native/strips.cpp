@@ -37,6 +37,7 @@ struct Product {
   i64 step, line;  // floats from place to place of an image, and from line to line
   const float* plain;                     // weights as they came: [columns][inner][taps], of a few convolutions
   void* (*scratch)(i64 worker, i64 bytes);  // memory of a worker until its next call
+  const Product *first, *then;              // products in front of a convolution and behind it, of some (or null)
 };
 struct Run {
   const Product* p;
@@ -168,6 +169,34 @@ TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w
     if (fetched_added) added += next;
   }
 }
+
+// The same for sums of a single chain of n products, whose rows lie `stride` floats apart, from `from` on: without the tables
+// and turns that only longer sums need, which take as long as a few products.
+template <int M, int J, Known K>
+TW_NOINLINE void short_sums_of_rows(const float* from, i64 stride, i64 n, i64 strips, const float* weights, const Ends& ends, const float* ahead, i64 step) {
+  const i64 next = M * ends.step;
+  const float* added = ends.added;
+  float* out = ends.out;
+  fetch<M, J>(out, ends.step);
+  if (K == whole_added) fetch<M, J>(added, ends.step);
+  for (i64 s = 0; s < strips; s++, from += M * stride, out += next) {
+    const i64 on = s + 1 < strips ? next : 0;
+    fetch<M, J>(out + on, ends.step);
+    if (K == whole_added) fetch<M, J>(added + on, ends.step);
+    const float* a[M];
+#pragma GCC unroll 8
+    for (int r = 0; r < M; r++) a[r] = from + r * stride;
+    const float* w = weights;
+    R acc[M][J];
+    TW_TILE acc[r][j] = R{};
+    for (i64 k = 0; k < n; k++, w += panel, ahead += step) {
+      __builtin_prefetch(ahead, 0, 2);
+      add_products<M, J>(acc, a, k, w);
+    }
+    end<M, J, K>(acc, ends, added, out);
+    if (K == whole_added) added += next;
+  }
+}
 #undef TW_TILE
 
 template <int J>
@@ -183,5 +212,16 @@ void sums_of(i64 m, const float* const* rows, const Walk& walk, const float* w, 
   else if (ends.n < J * lanes) sums<6, J, unknown>(rows, walk, w, ends, ahead, step);
   else if (ends.added) sums<6, J, whole_added>(rows, walk, w, ends, ahead, step);
   else sums<6, J, whole>(rows, walk, w, ends, ahead, step);
+}
+
+// Whether there were strips of so many rows to sum so.
+template <int J>
+bool short_sums(i64 m, const float* from, i64 stride, i64 n, i64 strips, const float* w, const Ends& ends, const float* ahead, i64 step) {
+  if (m < 5) return false;
+  if (ends.added && m == 6) short_sums_of_rows<6, J, whole_added>(from, stride, n, strips, w, ends, ahead, step);
+  else if (ends.added) short_sums_of_rows<5, J, whole_added>(from, stride, n, strips, w, ends, ahead, step);
+  else if (m == 6) short_sums_of_rows<6, J, whole>(from, stride, n, strips, w, ends, ahead, step);
+  else short_sums_of_rows<5, J, whole>(from, stride, n, strips, w, ends, ahead, step);
+  return true;
 }
 }  // namespace

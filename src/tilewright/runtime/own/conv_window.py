@@ -35,6 +35,20 @@ class ConvWindow:
         )
 
     @property
+    def is_small(self) -> bool:
+        """Whether it is a square of few places whose sums the native side keeps in registers, at most half outside."""
+        side, step = self.kernel[0], self.stride[0]
+        beside = max(*self.padding, *(p + more for p, more in zip(self.padding, self.behind, strict=True)))
+        return (
+            self.kernel == (side, side)
+            and side in (3, 5, 7)
+            and self.stride == (step, step)
+            and step in (1, 2)
+            and self.dilation == (1, 1)
+            and beside <= side // 2
+        )
+
+    @property
     def run(self) -> int:
         """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
         pointwise = self.kernel[0] == 1 and self.dilation == (1, 1) and self.padding == self.behind == (0, 0)

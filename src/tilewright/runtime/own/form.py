@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
 from tilewright.library.offers.offer import Epilogue, FrozenProduct, Fusible, channels_last
 from tilewright.runtime.plan.tensors import same_layout
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .conv_window import ConvWindow, dense, laid_out
 from .native import LINEAR, Linear, Packed, PreparedProduct, Task, once
@@ -36,6 +38,7 @@ class NativeMethod(Enum):
 
     SUMS = "sums"
     DEPTHWISE = "depthwise"
+    DEPTHWISE_CHAIN = "depthwise chain"
     WINOGRAD = "winograd"
     FEW_CHANNELS = "few channels"
 
@@ -45,6 +48,10 @@ class Owner(Protocol):
 
     @property
     def panel(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
     @property
     def runs(self) -> Mapping[NativeMethod, NativeFunction]: ...
     @property
@@ -87,13 +94,19 @@ class FusedProduct(Fusible):
     added: bool = False
     affine: tuple[float, ...] = ()
     """Scale and shift of what the activation makes."""
+    first: FusedProduct | None = None
+    """The product that makes the image of a depthwise convolution, in a chain."""
+    then: FusedProduct | None = None
+    """The product of what a depthwise convolution makes, in a chain."""
 
     def call(self) -> LibraryCall:
         """The library call on x, or on x and the tensor that is added before the activation."""
         image = self.window is not None
-        strides = channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
+        shape = (self.then or self).task.shape
+        strides = channels_last(shape) if image else dims.dense_strides(shape)
         few = self.way is NativeMethod.FEW_CHANNELS
-        wants = (channels_last(self.task.source) if image and not few else None, strides if image else None)
+        source = (self.first or self).task.source
+        wants = (channels_last(source) if image and not few else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
             self,
@@ -118,7 +131,7 @@ class FusedProduct(Fusible):
 
     def epilogues(self) -> list[Epilogue]:
         """What else can be fused: a bias first, then a sum, then an activation, then a scale and a shift."""
-        if self.affine:
+        if self.affine or self.way is NativeMethod.DEPTHWISE_CHAIN:
             return []
         if self.activation != PLAIN:
             return [Epilogue(affine(), lambda constants, _: replace(self, affine=constants).call())]
@@ -132,6 +145,54 @@ class FusedProduct(Fusible):
         if not self.added and self.bias is None:
             found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
         return found
+
+    def behind(self, first: Routine) -> LibraryCall | None:
+        """The call of a chain: this one and `first`, of which one is a depthwise convolution and the other a product
+        over channels, where the image between them, or one that such a chain has already, is large."""
+        if not isinstance(first, FusedProduct):
+            return None
+        if (
+            first.is_product
+            and not first.added
+            and self.way is NativeMethod.DEPTHWISE
+            and self.fits_chains(first.task.shape)
+        ):
+            return replace(self, way=NativeMethod.DEPTHWISE_CHAIN, first=first).call()
+        chained = first.way is NativeMethod.DEPTHWISE_CHAIN and first.then is None
+        plain = first.way is NativeMethod.DEPTHWISE and first.fits_chains(first.task.shape)
+        if not self.is_product or not (chained or plain):
+            return None
+        return replace(first, way=NativeMethod.DEPTHWISE_CHAIN, then=self, added=self.added).call()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has the products that its way is done with, and these fit."""
+        columns = self.sizes[0]
+        if self.way is not NativeMethod.DEPTHWISE_CHAIN:
+            return self.first is self.then is None
+        first = self.first is None or (
+            self.first.is_product and not self.first.added and self.first.sizes[0] == columns
+        )
+        then = self.then is None or (self.then.is_product and self.then.sizes[1:] == (columns, 1))
+        return first and then and self.sizes[1] == 1 and not (self.first is self.then is None)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies the channels of each place of an image."""
+        return self.way is NativeMethod.SUMS and self.window is not None and self.window.pointwise
+
+    def fits_chains(self, image: Sequence[Expr]) -> bool:
+        """Whether a depthwise convolution can be one of a chain, and an `image` that it reads or makes is known to be
+        larger than what stays in the own caches of the cores in use."""
+        known = [n for size in image if (n := dims.static(size)) is not None]
+        large = OWN_KERNELS.min_between_ratio * self.owner.cached_bytes
+        return (
+            len(known) == len(image) == 4
+            and math.prod(known) * ctypes.sizeof(ctypes.c_float) >= large
+            and self.window is not None
+            and self.window.is_small
+            and self.sizes[0] >= self.owner.lanes
+        )
 
     def activated(self, name: str) -> Callable[[tuple[float, ...], object], LibraryCall]:
         """How to make the call with an activation."""
@@ -249,8 +310,12 @@ class FusedProduct(Fusible):
             assert self.plain is not None
             kept.append(plain := self.plain.detach().contiguous())
             places |= {"plain": plain.data_ptr(), "scratch": self.owner.scratch}
+        for name, product in (("first", self.first), ("then", self.then)):
+            if product is not None:
+                kept.append(part := product.native())
+                places |= {name: ctypes.addressof(part), "scratch": self.owner.scratch}
         native = self.native(**places)
-        columns = self.sizes[0]
+        columns = (self.then or self).sizes[0]
         return ConvolutionPlace(
             (batch, columns, *space),
             (out_height * out_width * columns, 1, *(out_width * columns, columns)[4 - len(shape) :]),

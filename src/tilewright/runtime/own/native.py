@@ -25,6 +25,7 @@ SOURCES = tuple(
         "product.cpp",
         "few_channels.cpp",
         "depthwise.cpp",
+        "depthwise_chain.cpp",
         "winograd.cpp",
         "attention.cpp",
     )
@@ -48,6 +49,8 @@ class Task(ctypes.Structure):
         ("line", ctypes.c_int64),
         ("plain", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("then", ctypes.c_void_p),
     )
 
 

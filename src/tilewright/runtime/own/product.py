@@ -92,6 +92,9 @@ class ProductCalls:
         fixed, sign = options.threads, -1 if options.pin_threads else 1
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
+        used = min(target.cores, abs(self.threads()))
+        self.cached_bytes: int = target.core.capacity * used
+        """What the own caches of the cores in use hold together."""
 
     def __call__(self, task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         """The call for `task`; None where the library is the better choice."""
@@ -160,7 +163,7 @@ class ProductCalls:
         match way:
             case NativeMethod.SUMS | NativeMethod.FEW_CHANNELS:
                 packed = once(functools.partial(self._packed, weight))
-            case NativeMethod.DEPTHWISE:
+            case NativeMethod.DEPTHWISE | NativeMethod.DEPTHWISE_CHAIN:
                 packed = once(functools.partial(self._packed_depthwise, weight))
             case NativeMethod.WINOGRAD:
                 packed = once(functools.partial(pack, weight, self.winograd_panel))
@@ -203,6 +206,7 @@ def _in_lines(weight: Tensor, window: ConvWindow) -> bool:
 _FUNCTIONS = {
     NativeMethod.SUMS: "tw_product",
     NativeMethod.DEPTHWISE: "tw_depthwise",
+    NativeMethod.DEPTHWISE_CHAIN: "tw_depthwise_chain",
     NativeMethod.WINOGRAD: "tw_winograd",
     NativeMethod.FEW_CHANNELS: "tw_few_channels",
 }
