@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from tilewright.capture.aten import attention as captured
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 
@@ -60,6 +61,13 @@ def result(gm: fx.GraphModule, tensors: list[Tensor], mask: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(made, dtype=np.float32))
 
 
+@pytest.fixture
+def _hides_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch up to 2.11 does."""
+    monkeypatch.setattr(captured, "HIDES_BY_NUMBER", True)
+
+
+@pytest.mark.usefixtures("_hides_by_number")
 @pytest.mark.parametrize("scalar", [False, True])
 def test_a_mask_hides_what_it_says(scalar: bool) -> None:
     tensors, mask = given_values()
@@ -69,10 +77,21 @@ def test_a_mask_hides_what_it_says(scalar: bool) -> None:
     assert not found[:, :, 1].any()
 
 
+@pytest.mark.usefixtures("_hides_by_number")
 @pytest.mark.parametrize(("shown", "hidden"), [(0.0, -60000.0), (0.5, -65504.0)])
 def test_another_bias_is_added(shown: float, hidden: float) -> None:
     tensors, mask = given_values()
     found = result(attention(shown, hidden, scalar=False), tensors, mask)
     bias = torch.where(mask, shown, hidden)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias))
+    assert found[:, :, 1].any()
+
+
+def test_what_torch_would_not_add_is_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that hides keys by the least number of a half sees all keys where it hides all."""
+    monkeypatch.setattr(captured, "HIDES_BY_NUMBER", False)
+    tensors, mask = given_values()
+    found = result(attention(0.0, -65504.0, scalar=True), tensors, mask)
+    bias = torch.where(mask, 0.0, -65504.0)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias))
     assert found[:, :, 1].any()

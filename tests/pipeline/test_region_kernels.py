@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -179,34 +180,63 @@ def test_what_is_ahead_by_little_is_for_a_clock_alone(timed: bool) -> None:
     assert bool(region.kernels) == timed and region.clear != timed
 
 
-def decoded(clock: Callable[[Callable[[], object]], float]) -> ChosenRegion:
+def decoded(
+    clock: Callable[[Callable[[], object]], float], store: ContentStore | None = None
+) -> ChosenRegion:
     """What a clock decides of attention of a few queries to many keys, of which the model has no doubts."""
     inputs = [torch.randn(1, 2, n, 32) for n in (4, 2048, 2048)]
     graph = from_fx(trace(Function(F.scaled_dot_product_attention), inputs, [(), (), ()]).gm)
     target = host_target()
     solver = Solver(target, OPTIONS)
-    decisions = Decisions(target, ContentStore(None), OPTIONS, {})
+    decisions = Decisions(target, store or ContentStore(None), OPTIONS, {})
     builder = KernelBuilder(in_silence, BACKENDS["cpu"], solver, decisions)
     trial = RegionTrial(builder, "cpu", OPTIONS.replace(tune_seconds=5), clock)
     (region,) = choose_attention(graph, trial).regions
     return region
 
 
-@pytest.mark.parametrize("fastest", [1, 2, 3])
-def test_a_clock_says_in_how_many_parts_keys_are_taken(fastest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     def near(*_: object) -> bool:
         return True
 
     monkeypatch.setattr(region_kernels, "_is_near", near)
+
+
+@pytest.mark.usefixtures("_near")
+@pytest.mark.parametrize("fastest", [1, 2, 3])
+def test_a_clock_says_in_how_many_parts_keys_are_taken(fastest: int) -> None:
     times = [1.0, 0.5, 0.5, 0.5]  # of the library, of the kernels as modelled, in 4 parts, and in 16
     times[fastest] = 0.4
     region = decoded(clock_of(*times))
     assert region.parts == (1, 4, 16)[fastest - 1]
+    told = "\n".join(region.explained)
+    assert told.count("side by side") == (region.parts > 1)
+    assert region.parts == 1 or f"reductions in {region.parts} parts side by side" in told
 
 
-def test_a_little_less_time_is_no_reason_for_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def near(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(region_kernels, "_is_near", near)
+@pytest.mark.usefixtures("_near")
+def test_a_little_less_time_is_no_reason_for_other_parts() -> None:
     assert decoded(clock_of(1.0, 0.5, 0.499, 0.499)).parts == 1
+
+
+@pytest.mark.usefixtures("_near")
+def test_another_process_takes_as_many_parts(tmp_path: Path) -> None:
+    store = ContentStore(tmp_path)
+    first = decoded(clock_of(1.0, 0.5, 0.5, 0.4), store)
+    again = decoded(clock_of(), store)
+    assert (again.parts, len(again.kernels)) == (first.parts, len(first.kernels)) == (16, 2)
+
+
+@pytest.mark.usefixtures("_near")
+def test_parts_that_there_are_no_kernels_for_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another machine may have them."""
+    known = RegionTrial.entries
+
+    def entries(*given: Any) -> Any:
+        return {key: {**entry, "parts": 7} for key, entry in known(*given).items()}
+
+    monkeypatch.setattr(RegionTrial, "entries", entries)
+    region = decoded(clock_of(1.0, 0.4, 0.5, 0.5))
+    assert region.kernels and region.parts == 1
+    assert "measured in 7 parts, of which there are no kernels here" in region.explained

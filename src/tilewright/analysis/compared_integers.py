@@ -3,39 +3,53 @@ long a loop is, and no clock may take zeros for them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.dtype import Kind
+from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis, Expr, axes_of, walk
 from tilewright.ir.graph import Graph, Value
+from tilewright.ir.sizes import dims
 
+_INTEGERS = (Kind.INT, Kind.UINT)
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 def middle_places(graph: Graph, hints: SizeHints) -> dict[Value, int]:
-    """For each such input of a graph the place in the middle of what it is compared with: of n places, n // 2."""
+    """For each such input of a graph the place in the middle of what it is compared with: of n places, n // 2, or the
+    last place that its type can tell."""
     return {
-        v: n // 2
+        v: min(n // 2, _largest(v.dtype))
         for v in graph.inputs
-        if isinstance(v, Value) and v.dtype.kind in (Kind.INT, Kind.UINT)
+        if isinstance(v, Value) and v.dtype.kind in _INTEGERS
         if (n := _compared_extent(graph, v, hints)) is not None
     }
 
 
+def _largest(dtype: DType) -> int:
+    return (1 << (8 * dtype.bytes - (dtype.kind is Kind.INT))) - 1
+
+
 def _compared_extent(graph: Graph, given: Value, hints: SizeHints) -> int | None:
-    """How many places an input is compared with at most; None if it is compared nowhere, or is an index too."""
-    derived, longest = {given}, 0
+    """How many places an input is compared with at most; None if it is compared nowhere, or anything made of it is an
+    index: of zeros all are, of other numbers not."""
+    numbers, derived, longest = {given}, {given}, 0
     for op in graph.ops:
-        read = {n for n, v in enumerate(op.inputs) if v in derived}
+        read = [v for v in op.inputs if v in derived]
         if not read:
             continue
-        if op.expr is None or any(_is_index(e, read) for e in op.expr.body):
+        derived.update(op.outputs)
+        if op.expr is None:
+            if any(v.dtype.kind in _INTEGERS for v in read):
+                return None
+            continue
+        every, own = ({n for n, v in enumerate(op.inputs) if v in found} for found in (derived, numbers))
+        if any(_is_index(e, every) for e in op.expr.body):
             return None
-        found = [_places(e, read, hints) for e in op.expr.body]
+        found = [_places(e, own, hints) for e in op.expr.body]
         longest = max(longest, *found)
-        if not any(found):
-            derived.update(v for v in op.outputs if v.dtype.kind in (Kind.INT, Kind.UINT))
+        if own and not any(found):
+            numbers.update(v for v in op.outputs if v.dtype.kind in _INTEGERS)
     return longest or None
 
 
@@ -48,8 +62,24 @@ def _places(e: Expr, numbers: set[int], hints: SizeHints) -> int:
         for other in x.args
         if not _reads(other, numbers)
     ]
-    axes = [[a.value for a in axes_of(side) if isinstance(a.value, Axis)] for side in sides]
-    return max((math.prod(hints.estimate(a.extent) for a in found) for found in axes if found), default=0)
+    places = [place for side in sides for place in _counted(side)]
+    return max((_extent(place, hints) for place in places), default=0)
+
+
+def _counted(side: Expr) -> Iterator[Expr]:
+    """What counts up in one side of a comparison: of numbers that are read, the places where they lie."""
+    read = [place for x in walk(side) if x.op == "read" for place in x.args]
+    for place in read or [side]:
+        if any(isinstance(a.value, Axis) for a in axes_of(place)):
+            yield place
+
+
+def _extent(place: Expr, hints: SizeHints) -> int:
+    """One more than the largest that a place may be; where no bound is known, the length of its longest axis."""
+    _, last = dims.bounds(place)
+    if last is not None:
+        return hints.estimate(last) + 1
+    return max(hints.estimate(a.value.extent) for a in axes_of(place) if isinstance(a.value, Axis))
 
 
 def _reads(e: Expr, numbers: set[int]) -> bool:

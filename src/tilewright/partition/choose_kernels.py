@@ -57,8 +57,9 @@ class ChosenRegion:
 
     @property
     def explained(self) -> tuple[str, ...]:
-        """The notes, with the captured nodes that they are about."""
-        return tuple(fill_sites(note, self.region) for note in self.notes)
+        """In how many parts reductions are, and the notes, with the captured nodes that they are about."""
+        parts = (f"reductions in {self.parts} parts side by side",) if self.kernels and self.parts > 1 else ()
+        return (*parts, *(fill_sites(note, self.region) for note in self.notes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,8 +226,6 @@ def _choose(
     if spared > PARTITION.max_value_memory_ratio:
         notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)
     best, times = _fastest(region, ways, prices)
-    if best.parts > 1:
-        notes = (f"reductions in {best.parts} parts side by side", *notes)
     return ChosenRegion(
         region,
         best.kernels,

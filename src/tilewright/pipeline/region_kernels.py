@@ -271,11 +271,13 @@ def _in_other_parts(
 
 
 def _with_parts(decided: ChosenRegion, entry: Entry, others: InParts) -> ChosenRegion:
-    """A decision in as many parts as a clock prefers."""
-    if entry["parts"] == decided.parts:
+    """A decision in as many parts as a clock prefers; as it is, with a note, where there is no such way."""
+    parts = entry["parts"]
+    if parts == decided.parts or not decided.kernels:
         return decided
-    found = next((d for d in others(decided) if d.parts == entry["parts"]), None)
-    return decided if found is None else found
+    found = next((d for d in others(decided) if d.parts == parts), None)
+    note = f"measured in {parts} parts, of which there are no kernels here"
+    return replace(decided, notes=(note, *decided.notes)) if found is None else found
 
 
 def _ways(

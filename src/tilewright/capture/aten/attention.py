@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.torch_version import TorchVersion
 
 from tilewright.errors import InputError
 from tilewright.ir.builder import Builder
@@ -70,12 +71,17 @@ def _flash(c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_cau
 def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compute_log_sumexp: bool = False,
            dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
            scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
-    mask = None if attn_bias is None else _condition(c.b, attn_bias) or attn_bias
+    mask = attn_bias
+    if attn_bias is not None and HIDES_BY_NUMBER:
+        mask = _condition(c.b, attn_bias) or attn_bias
     return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))
 
 
 CUDNN_HIDDEN = -65504.0
 """What torch up to 2.11 adds for cuDNN where a boolean mask is false; from 2.12 on it is -inf."""
+HIDES_BY_NUMBER = TorchVersion(torch.__version__) < "2.12"
+"""Whether this torch does so. From another one such a bias is the program's own, and is added: it is also the least
+number of a half, with which models hide keys themselves."""
 
 
 def _condition(b: Builder, bias: Value) -> Value | None:
@@ -86,9 +92,10 @@ def _condition(b: Builder, bias: Value) -> Value | None:
     if made is None or body is None or body.op != "where" or body.args[0].op != "read":
         return None
     condition, *values = body.args
-    if [_number(b, made, e) for e in values] != [0.0, CUDNN_HIDDEN]:
+    mask = made.inputs[int(str(condition.value))]
+    if mask.shape != bias.shape or [_number(b, made, e) for e in values] != [0.0, CUDNN_HIDDEN]:
         return None
-    return made.inputs[int(str(condition.value))]
+    return mask
 
 
 def _maker(b: Builder, v: Value) -> Op | None:

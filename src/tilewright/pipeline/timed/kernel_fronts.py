@@ -174,8 +174,9 @@ def _joined(
         for reader in readers:
             ops = tuple(dict.fromkeys((*front.ops, *reader.ops)))
             kernel = replace(reader, ops=ops, reason=REASON)
-            once = bool(_products(front))
-            solution = solver.solution(kernel, layouts) if once else solver.repeating(kernel, layouts)
+            # Behind a product the joined kernel has the schedule of any; a norm is folded anew in each grid point.
+            plain = bool(_products(front))
+            solution = solver.solution(kernel, layouts) if plain else solver.repeating(kernel, layouts)
             if solution is None:
                 return {}
             found[kernel] = solution
