@@ -329,13 +329,13 @@ class RowSumChoices:
     rows: tuple[int, ...] = (2, 4)
     pieces: tuple[int, ...] = (1024, 2048)
     """Elements of a row that a block takes at a time."""
-    elements_of_pieces: int = 64
-    """Elements that a thread holds: of 40 blocks each for eight products these were fastest where rows are long, by up
-    to 1.6 times (H200, console)."""
+    thread_bytes_of_pieces: int = 128
+    """Bytes of an operand that a thread holds: of 40 blocks each for eight products of halves these were fastest where
+    rows are long, by up to 1.6 times (H200, console)."""
     max_whole: int = 4096
     """A row that is taken at once."""
-    elements_of_rows: int = 32
-    """Elements that a thread holds of such rows."""
+    thread_bytes_of_rows: int = 64
+    """Bytes of an operand that a thread holds of such rows."""
 
 
 ROW_SUMS = RowSumChoices()

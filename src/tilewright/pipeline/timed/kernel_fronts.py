@@ -97,8 +97,9 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
-    """Kernels that fold, whose results nobody but a few kernels reads, which may fold anew, or nobody but one: together
-    they are modelled as no slower, about. No kernel is in two: a norm goes before what makes its operand does."""
+    """Kernels that fold, with those that alone read their results. A norm may have a few readers, each of which folds
+    it anew; a product has one. Only what is modelled as no slower together, about. No kernel is in two: norms are
+    looked at before products."""
     place = {step: n for n, step in enumerate(cover.steps)}
     readers: dict[Value, list[Step]] = {}
     for step in cover.steps:

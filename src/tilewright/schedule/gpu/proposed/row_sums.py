@@ -62,11 +62,11 @@ def _schedules(form: Form, shape: Shape, target: Target) -> Iterator[Schedule]:
     """Several rows at a time: a piece of each, or all of it where it is short."""
     (lane,), (*_, rows) = shape.inner, shape.grid
     whole = next_power_of_two(dims.static(lane.extent) or 1)
-    pieces = [(t, ROW_SUMS.elements_of_pieces) for t in ROW_SUMS.pieces if t < whole]
+    pieces = [(t, ROW_SUMS.thread_bytes_of_pieces) for t in ROW_SUMS.pieces if t < whole]
     if whole <= ROW_SUMS.max_whole:
-        pieces.append((whole, ROW_SUMS.elements_of_rows))
-    for (tile, elements), count in choices(pieces, ROW_SUMS.rows):
-        warps = count * tile // (elements * target.lanes)
+        pieces.append((whole, ROW_SUMS.thread_bytes_of_rows))
+    for (tile, held), count in choices(pieces, ROW_SUMS.rows):
+        warps = count * tile * shape.element // (held * target.lanes)
         if 1 <= warps <= target.block_threads // target.lanes:
             yield _schedule(form, shape, {lane: tile, rows: count}, warps, target)
 
