@@ -165,14 +165,10 @@ def decoded(arguments: argparse.Namespace, batch: int) -> Iterator[record.Facts]
     ]
     built: record.Facts = {}
     contestants, failed = started(arguments, model, prompts[0], built)
-    reader = (
-        Reader(torch.ones(least_bytes(model, batch, prompts[0].shape[1]) // 4))
-        if device.type == "cpu"
-        else None
-    )
     for prompt in prompts:
         least = least_bytes(model, batch, prompt.shape[1])
         facts: record.Facts = {"batch": batch, "context": prompt.shape[1], "least_bytes": least, **built}
+        reader = Reader(torch.ones(least // 4)) if device.type == "cpu" else None
         load = [os.getloadavg()[0]]
         timed(arguments, model, prompt, contestants, reader)
         facts["load"] = [round(x, 1) for x in (*load, os.getloadavg()[0])]
@@ -307,6 +303,8 @@ def main() -> None:
     parser.add_argument("--against", nargs="+")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.first and arguments.growing:
+        parser.error("--first reads a prompt into a static cache, and --growing has none")
     arguments.against = arguments.against or list(GPU_PEERS if arguments.device != "cpu" else PEERS)
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")

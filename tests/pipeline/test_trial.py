@@ -12,19 +12,20 @@ import torch
 from tests.support.attention.regions import DictCache, graph_of, with_columns, work
 from tests.support.corpus import Case
 from tests.support.cpp_harness import host_target
+from tests.support.normal_graph import capture
 from torch import Tensor
 
 import tilewright
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp.graph import run_graph
-from tilewright.ir.graph import Graph
+from tilewright.ir.graph import Graph, Value
 from tilewright.options import Options
 from tilewright.partition import choose_kernels as choosing
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.pipeline import trial as trial_module
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import KernelBuilder, in_silence
-from tilewright.pipeline.trial import CoverTrial
+from tilewright.pipeline.trial import CoverTrial, operands
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
@@ -183,3 +184,15 @@ def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(first) == 1
     monkeypatch.setattr(CoverTrial, "__call__", None)  # must not be needed
     assert notes(measure=True) == first
+
+
+def test_clocks_give_the_middle_of_places_and_zeros_for_indices() -> None:
+    def run(x: Tensor, last: Tensor, at: Tensor) -> Tensor:
+        return torch.where(torch.arange(96) <= last, x, 0.0).sum(1) + x[0][at]
+
+    graph = capture(run, [torch.randn(4, 96), torch.tensor(3), torch.tensor([5])])
+    laid = {v: graph.layouts.get(v) for v in graph.inputs if isinstance(v, Value)}
+    given = [[*operands(graph, laid, NO_HINTS, "cpu", seeded=True).values()] for _ in range(2)]
+    x, last, at = given[0]
+    assert last.item() == 48 and not at.any()
+    assert x.any() and torch.equal(x, given[1][0])

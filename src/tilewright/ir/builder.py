@@ -80,7 +80,7 @@ class Builder:
     def require_divisor(self, by: Value | Expr, shape: Sequence[Expr] | None = None) -> None:
         """The captured node at hand divides integers: by a number, or by one for each element of a result of this
         `shape`. A divisor made of sizes alone must not be 0; kernels test those from data, or made of axes."""
-        e = self._number(by) if isinstance(by, Value) else by
+        e = self.number_of(by) if isinstance(by, Value) else by
         if (
             e is None
             or e.dtype.is_float
@@ -94,12 +94,14 @@ class Builder:
             count = None if shape is None else dims.prod(shape)
             self.preconditions.append(Precondition(e, origin.name, origin.place, count, DIVISION))
 
-    def _number(self, v: Value) -> Expr | None:
+    def maker_of(self, v: Value) -> Op | None:
+        """The op that makes a value; None for inputs and constants."""
+        return next((op for op in reversed(self.ops) if v in op.outputs), None)
+
+    def number_of(self, v: Value) -> Expr | None:
         """What each element of a value is, if that is one number made of sizes alone: a scalar, filled or cast."""
         made: Expr | None = None
-        for op in reversed(self.ops):
-            if v not in op.outputs:
-                continue
+        while (op := self.maker_of(v)) is not None:
             if op.expr is None or op.expr.reduce or len(op.expr.body) != 1:
                 return None
             (body,) = op.expr.body

@@ -62,7 +62,7 @@ class RegionWays:
     library: Graph
     kernels: Graph
     behind: Graph | None = None
-    in_parts: tuple[ChosenRegion, ...] = ()
+    other_parts: tuple[ChosenRegion, ...] = ()
 
 
 Ways = Callable[[Region, ChosenRegion], RegionWays]
@@ -108,7 +108,7 @@ class RegionTrial:
                 continue
             decided = left[key][1]
             what, rest = told(decided.region), others[len(contest.others) :]
-            behind, in_parts = rest[: contest.halves], rest[contest.halves :]
+            behind, in_parts = rest[: contest.behind_count], rest[contest.behind_count :]
             fastest = fastest_schedules(usual, list(zip(contest.others, others, strict=False)), what)
             ours = min((float(str(entry["seconds"])) for entry in fastest.values()), default=usual)
             best = min(library, *(t for t in behind if t is not None), math.inf)
@@ -136,7 +136,7 @@ class RegionTrial:
             None if ways.behind is None else ReplayContestant(partition(ways.behind, price, hints, afar=afar))
         )
         in_parts = {
-            d.parts: ReplayContestant(partition(with_kernels(d), price, hints)) for d in ways.in_parts
+            d.parts: ReplayContestant(partition(with_kernels(d), price, hints)) for d in ways.other_parts
         }
         return _RegionContest(ReplayContestant(library), ReplayContestant(usual), others, half, in_parts)
 
@@ -153,7 +153,7 @@ class _RegionContest:
     parts: Mapping[int, ReplayContestant] = field(default_factory=dict[int, ReplayContestant])
 
     @property
-    def halves(self) -> int:
+    def behind_count(self) -> int:
         """How many ways there are behind a library's product."""
         return int(self.behind is not None)
 

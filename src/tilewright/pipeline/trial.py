@@ -137,13 +137,14 @@ def operands(
 ) -> dict[Value, Tensor]:
     """Tensors for inputs of a graph: random numbers where there are floats, the same each time if they are `seeded`;
     the middle of what integers are compared with; else zeros, which are indices of everything."""
-    middle = middle_places(graph, hints)
-    return {
-        v: _operand(v, layout, hints, device, seed if seeded else None).fill_(middle[v])
-        if v in middle
-        else _operand(v, layout, hints, device, seed if seeded else None)
+    made = {
+        v: _operand(v, layout, hints, device, seed if seeded else None)
         for seed, (v, layout) in enumerate(layouts.items())
     }
+    for v, place in middle_places(graph, hints).items():
+        if v in made:
+            made[v].fill_(place)
+    return made
 
 
 def _operand(v: Value, layout: Layout | None, hints: SizeHints, device: str, seed: int | None) -> Tensor:

@@ -9,7 +9,7 @@ from tilewright.errors import InputError
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import Kind
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Op, Value
+from tilewright.ir.graph import Value
 from tilewright.ir.ops import attention as ops
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.view import squeeze
@@ -78,7 +78,7 @@ def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compu
 
 
 CUDNN_HIDDEN = -65504.0
-"""What torch up to 2.11 adds for cuDNN where a boolean mask is false; from 2.12 on it is -inf."""
+"""What torch up to 2.11 adds for cuDNN where a boolean mask is false; by its history -inf from 2.12 on."""
 HIDES_BY_NUMBER = TorchVersion(torch.__version__) < "2.12"
 """Whether this torch does so. From another one such a bias is the program's own, and is added: it is also the least
 number of a half, with which models hide keys themselves."""
@@ -87,29 +87,19 @@ number of a half, with which models hide keys themselves."""
 def _condition(b: Builder, bias: Value) -> Value | None:
     """The boolean mask of which torch made a bias for cuDNN; None if it is no such bias. A number that hides nothing
     from a query that sees no key, and that no loop can skip, stands there for -inf."""
-    made = _maker(b, bias)
+    made = b.maker_of(bias)
     body = made.expr.body[0] if made is not None and made.expr is not None else None
     if made is None or body is None or body.op != "where" or body.args[0].op != "read":
         return None
-    condition, *values = body.args
-    mask = made.inputs[int(str(condition.value))]
-    if mask.shape != bias.shape or [_number(b, made, e) for e in values] != [0.0, CUDNN_HIDDEN]:
+    condition, *values = (made.inputs[int(str(e.value))] if e.op == "read" else e for e in body.args)
+    numbers = [_constant(b.number_of(e) if isinstance(e, Value) else e) for e in values]
+    if not isinstance(condition, Value) or condition.shape != bias.shape or numbers != [0.0, CUDNN_HIDDEN]:
         return None
-    return mask
+    return condition
 
 
-def _maker(b: Builder, v: Value) -> Op | None:
-    return next((op for op in reversed(b.ops) if v in op.outputs), None)
-
-
-def _number(b: Builder, op: Op, e: Expr) -> float | None:
-    """The number that an expression of an op is, also read of an op that makes nothing else."""
-    if e.op == "read":
-        full = _maker(b, op.inputs[int(str(e.value))])
-        if full is None or full.name != "full" or full.expr is None:
-            return None
-        e = full.expr.body[0]
-    return float(e.value) if e.op == "const" and isinstance(e.value, (int, float)) else None
+def _constant(e: Expr | None) -> float | None:
+    return float(e.value) if e is not None and e.op == "const" and isinstance(e.value, (int, float)) else None
 
 
 @lower(
