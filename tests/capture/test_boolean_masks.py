@@ -13,12 +13,15 @@ from torch import Tensor, fx
 from tilewright.capture.aten import attention as captured
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
+from tilewright.ir.graph import Operand
+from tilewright.library.select import select
+from tilewright.rewrite.normal.normalise import normalise
 
 aten = torch.ops.aten
 SHAPE, KEYS = (1, 2, 4, 8), 5
 
 
-def attention(shown: float, hidden: float, *, scalar: bool) -> fx.GraphModule:
+def attention(shown: float, hidden: float, *, scalar: bool, heads: int = 2) -> fx.GraphModule:
     """cuDNN's op over a bias of a mask [1, 1, queries, keys], as it is captured where there is one."""
     graph = fx.Graph()
 
@@ -33,7 +36,7 @@ def attention(shown: float, hidden: float, *, scalar: bool) -> fx.GraphModule:
         return made
 
     q = given("q", torch.empty(SHAPE))
-    k, v = (given(name, torch.empty(1, 2, KEYS, 8)) for name in "kv")
+    k, v = (given(name, torch.empty(1, heads, KEYS, 8)) for name in "kv")
     mask = given("mask", torch.empty(1, 1, 4, KEYS, dtype=torch.bool))
     number = torch.empty(())
     yes = node(aten.scalar_tensor.default, shown, value=number, dtype=torch.float32)
@@ -43,7 +46,9 @@ def attention(shown: float, hidden: float, *, scalar: bool) -> fx.GraphModule:
     where = aten.where.ScalarOther if scalar else aten.where.self
     bias = node(where, mask, yes, no, value=torch.empty(1, 1, 4, KEYS))
     found = (torch.empty(SHAPE), *[None] * 8)
-    made = node(aten._scaled_dot_product_cudnn_attention.default, q, k, v, bias, False, value=found)
+    made = node(
+        aten._scaled_dot_product_cudnn_attention.default, q, k, v, bias, False, value=found, scale=0.5
+    )
     graph.output((node(operator.getitem, made, 0, value=torch.empty(SHAPE)),))
     return fx.GraphModule(torch.nn.Module(), graph)
 
@@ -72,7 +77,7 @@ def _hides_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mask_hides_what_it_says(scalar: bool) -> None:
     tensors, mask = given_values()
     found = result(attention(0.0, -65504.0, scalar=scalar), tensors, mask)
-    wanted = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    wanted = F.scaled_dot_product_attention(*tensors, attn_mask=mask, scale=0.5)
     torch.testing.assert_close(found, wanted)
     assert not found[:, :, 1].any()
 
@@ -83,7 +88,7 @@ def test_another_bias_is_added(shown: float, hidden: float) -> None:
     tensors, mask = given_values()
     found = result(attention(shown, hidden, scalar=False), tensors, mask)
     bias = torch.where(mask, shown, hidden)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias))
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias, scale=0.5))
     assert found[:, :, 1].any()
 
 
@@ -93,5 +98,21 @@ def test_what_torch_would_not_add_is_the_programs_own(monkeypatch: pytest.Monkey
     tensors, mask = given_values()
     found = result(attention(0.0, -65504.0, scalar=True), tensors, mask)
     bias = torch.where(mask, 0.0, -65504.0)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias))
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, attn_mask=bias, scale=0.5))
     assert found[:, :, 1].any()
+
+
+@pytest.mark.usefixtures("_hides_by_number")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_library_is_given_the_mask_that_kernels_read(heads: int) -> None:
+    """Nobody needs the numbers that torch makes of it then: what made them may be gone when a call is chosen."""
+    graph = from_fx(attention(0.0, -65504.0, scalar=False, heads=heads))
+    (op,) = select(normalise(graph)).ops
+    assert op.call is not None
+    assert op.inputs == graph.inputs
+    tensors, mask = given_values()
+    tensors[1:] = [t[:, :heads] for t in tensors[1:]]
+    args = [(*tensors, mask)[a.index] if isinstance(a, Operand) else a for a in op.call.args]
+    found = op.call.function(*args, **dict(op.call.kwargs))
+    whole = [tensors[0], *(t.expand(1, 2, KEYS, 8) for t in tensors[1:])]
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=0.5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -21,19 +21,21 @@ from tilewright.capture.loops.op import loop_op
 from tilewright.capture.placement.device import graph_device
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.builder import Builder, traced_with
-from tilewright.ir.dtype import DType, Kind, f32
+from tilewright.ir.dtype import Kind, f32
 from tilewright.ir.expr import Expr
 from tilewright.ir.expr import call as expr_call
 from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Value, Write, symbols_in
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.common import access
-from tilewright.ir.sizes import cases, dims
+from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution, Product
 
-from .aten import Call, NoDeclaration, OpEntry, entry_of, to_dtype
+from .aten import Call, NoDeclaration, OpEntry, OtherCall, entry_of, to_dtype
 from .environment import shape_env, traced_sizes
 from .node import (
     NUMBERS,
+    NodeResult,
+    agree,
     display_name,
     leaves_of,
     mutations,
@@ -69,15 +71,6 @@ def from_fx(
     Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
     with traced_with(traced_sizes(gm)):
         return _Importer(with_loop_ops(gm), frozen or {}, ranges, repeated).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What one tensor result of a node must be."""
-
-    shape: tuple[Expr, ...]
-    dtype: DType
-    strides: tuple[Expr, ...]
 
 
 class _Importer:
@@ -152,14 +145,14 @@ class _Importer:
             )  # fmt: skip
         return self.constant(held, self.result(held))
 
-    def constant(self, tensor: torch.Tensor, result: _Result) -> Value:
+    def constant(self, tensor: torch.Tensor, result: NodeResult) -> Value:
         value = self.b.constant(tensor, result.shape, result.dtype)
         self.layouts[value] = Layout(result.strides)
         return value
 
-    def result(self, t: torch.Tensor) -> _Result:
+    def result(self, t: torch.Tensor) -> NodeResult:
         strides = self.symbols.shape(t.stride()) if t.layout is torch.strided else ()
-        return _Result(self.symbols.shape(t.shape), to_dtype(t.dtype), strides)
+        return NodeResult(self.symbols.shape(t.shape), to_dtype(t.dtype), strides)
 
     def call(self, node: fx.Node) -> object:
         target = node.target
@@ -276,18 +269,19 @@ class _Importer:
         entry = entry_of(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
+        other: OtherCall | None = None
         if entry is not None and refuses_types(node):
             reason = "types that eager mode refuses"
         elif entry is not None and not nested:
             mark = len(self.b.ops)
             try:
-                made = self.declared(node, entry, results)
+                made, other = self.declared(node, entry, results)
             except NoDeclaration as refused:
                 reason = refused.reason
                 del self.b.ops[mark:]
         declared = entry if made is not None else None
         strides = [r.strides for r in results if r is not None]
-        call, inputs = self.library(node, strides, declared.reason if declared is not None else reason)
+        call, inputs = self.library(node, strides, reason if declared is None else declared.reason, other)
         added = call.args[declared.bias] if declared is not None and declared.bias >= 0 else None
         if isinstance(added, Operand) and added.index == len(inputs) - 1:
             call = replace(call, bias=added.index, channel=1)
@@ -358,8 +352,8 @@ class _Importer:
                 )  # fmt: skip
 
     def declared(
-        self, node: fx.Node, entry: OpEntry, results: Sequence[_Result | None]
-    ) -> tuple[object, ...]:
+        self, node: fx.Node, entry: OpEntry, results: Sequence[NodeResult | None]
+    ) -> tuple[tuple[object, ...], OtherCall | None]:
         tensors = [r for r in results if r is not None]
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}
@@ -379,13 +373,14 @@ class _Importer:
             ) from bad
         made = out if isinstance(out, tuple) else (out,)
         made += (None,) * (len(results) - len(made))  # results that are no tensors, behind those that are
-        return tuple(
+        agreed = (
             v if v is None or r is None else self.agreed(node, v, r)
             for v, r in zip(made, results, strict=True)
         )
+        return tuple(agreed), call.other
 
-    def agreed(self, node: fx.Node, v: Value, r: _Result) -> Value:
-        """A declaration's result, of torch's sizes where they are 1 in each call. See `_agree`."""
+    def agreed(self, node: fx.Node, v: Value, r: NodeResult) -> Value:
+        """A declaration's result, of torch's sizes where they are 1 in each call. See `agree`."""
         ones = self.symbols.ones()
         seen = [
             dims.ONE if theirs is dims.ONE and ours in ones else ours
@@ -393,14 +388,15 @@ class _Importer:
         ]
         if len(v.shape) == len(r.shape) and tuple(seen) != v.shape:
             v = access(self.b, "squeeze", v, seen, lambda i: i)
-        _agree(node, v, r)
+        agree(node, v, r)
         return v
 
     def library(
-        self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str
+        self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str, other: OtherCall | None = None
     ) -> tuple[LibraryCall, list[Value]]:
-        """The call of the torch op itself, and the tensors it reads."""
+        """The call of the torch op itself, or an `other` one, and the tensors it reads."""
         inputs: list[Value] = []
+        target = library_target(node.target) if other is None else other.function
 
         def hide(a: object) -> object:
             if isinstance(a, Value):
@@ -412,9 +408,9 @@ class _Importer:
                 return tuple(items) if isinstance(a, tuple) else items
             return a
 
-        args = tuple(hide(self.argument(a)) for a in node.args)
-        kwargs = tuple((k, hide(self.argument(a))) for k, a in node.kwargs.items())
-        target = library_target(node.target)
+        given, named = (node.args, node.kwargs) if other is None else (other.args, other.kwargs)
+        args = tuple(hide(self.argument(a)) for a in given)
+        kwargs = tuple((k, hide(self.argument(a))) for k, a in named.items())
         assert callable(target)
         pure = (
             not (isinstance(target, OpOverload) and target._schema.is_mutable)  # pyright: ignore[reportPrivateUsage]
@@ -433,7 +429,7 @@ class _Importer:
         self,
         call: LibraryCall,
         inputs: list[Value],
-        results: Sequence[_Result | None],
+        results: Sequence[NodeResult | None],
         metas: Sequence[object],
     ) -> tuple[object, ...]:
         """What an op made that runs as `call`: a value per tensor, an expression per host scalar, in their places."""
@@ -478,22 +474,6 @@ class _Importer:
         places = tuple(self.placed.items())
         writes = tuple(self.writes)
         return replace(graph, layouts=self.layouts, writes=writes, returned=tuple(forms), placed=places)
-
-
-def _agree(node: fx.Node, v: Value, r: _Result) -> None:
-    """A declaration's result against torch's own: types and constant sizes must be equal (else it is a defect of ours);
-    symbolic sizes provably (else the library call stands in)."""
-    if v.dtype == r.dtype and v.shape == r.shape:
-        return
-    what = f"{v} declared, torch has {r.dtype}{list(r.shape)}"
-    if v.dtype != r.dtype or len(v.shape) != len(r.shape):
-        raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
-    for ours, theirs in zip(v.shape, r.shape, strict=True):
-        # torch's may forget that none is below 0
-        if not dims.equal(ours, theirs) and not cases.equal(ours, dims.maximum(theirs, dims.ZERO)):
-            if dims.static(dims.sub(ours, theirs)) is None:
-                raise NoDeclaration(f"shape not proved: {what}")
-            raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
 
 
 __all__ = ["from_fx"]

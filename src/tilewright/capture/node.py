@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
@@ -14,11 +15,13 @@ from torch.utils._python_dispatch import (
 )
 
 from tilewright.capture.aten.library import library_reason
-from tilewright.ir.dtype import bool_
+from tilewright.errors import VerifyError
+from tilewright.ir.dtype import DType, bool_
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import CHECK, Value
+from tilewright.ir.sizes import cases, dims
 
-from .aten import entry_of
+from .aten import NoDeclaration, entry_of
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What stands for a host scalar."""
@@ -159,3 +162,28 @@ def place_of(node: fx.Node) -> str:
     if isinstance(stack, dict) and stack:
         return str(list(stack.values())[-1][0])
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResult:
+    """What one tensor result of a captured node must be."""
+
+    shape: tuple[Expr, ...]
+    dtype: DType
+    strides: tuple[Expr, ...]
+
+
+def agree(node: fx.Node, v: Value, r: NodeResult) -> None:
+    """A declaration's result against torch's own: types and constant sizes must be equal (else it is a defect of ours:
+    VerifyError); symbolic sizes provably (else NoDeclaration: the library call stands in)."""
+    if v.dtype == r.dtype and v.shape == r.shape:
+        return
+    what = f"{v} declared, torch has {r.dtype}{list(r.shape)}"
+    if v.dtype != r.dtype or len(v.shape) != len(r.shape):
+        raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
+    for ours, theirs in zip(v.shape, r.shape, strict=True):
+        # torch's may forget that none is below 0
+        if not dims.equal(ours, theirs) and not cases.equal(ours, dims.maximum(theirs, dims.ZERO)):
+            if dims.static(dims.sub(ours, theirs)) is None:
+                raise NoDeclaration(f"shape not proved: {what}")
+            raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))

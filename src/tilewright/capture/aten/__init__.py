@@ -2,7 +2,7 @@
 
 from . import attention, contract, index, pointwise, reduce, resample, view
 from .decompose import decompositions, preserve_resampling, undropped
-from .registry import TABLE, Call, NoDeclaration, OpEntry, entry_of, lower, to_dtype, to_torch
+from .registry import TABLE, Call, NoDeclaration, OpEntry, OtherCall, entry_of, lower, to_dtype, to_torch
 
 FAMILIES = (attention, contract, index, pointwise, reduce, resample, view)
 """The files whose import fills the table."""
@@ -13,6 +13,7 @@ __all__ = [
     "Call",
     "NoDeclaration",
     "OpEntry",
+    "OtherCall",
     "decompositions",
     "entry_of",
     "lower",

@@ -15,7 +15,7 @@ from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.view import squeeze
 from tilewright.ir.sizes import dims
 
-from .registry import Call, NoDeclaration, Number, lower
+from .registry import Call, NoDeclaration, Number, OtherCall, lower
 
 aten = torch.ops.aten
 
@@ -72,8 +72,15 @@ def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compu
            dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
            scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
     mask = attn_bias
-    if attn_bias is not None and HIDES_BY_NUMBER:
-        mask = _condition(c.b, attn_bias) or attn_bias
+    if (
+        attn_bias is not None
+        and HIDES_BY_NUMBER
+        and not is_causal
+        and (condition := _condition(c.b, attn_bias)) is not None
+    ):
+        given = {"scale": scale, "enable_gqa": not dims.equal(q.shape[-3], k.shape[-3])}
+        args = (q, k, v, condition, dropout_p, is_causal)
+        mask, c.other = condition, OtherCall(aten.scaled_dot_product_attention.default, args, given)
     return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))
 
 

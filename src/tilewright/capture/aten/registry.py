@@ -3,7 +3,7 @@ results and access maps follow there. Promotion is the one thing done here, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -110,16 +110,27 @@ class HowHeld(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OtherCall:
+    """A call of the library that computes what a captured node does, of other tensors."""
+
+    function: OpOverload
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+
+
 @dataclass(slots=True)
 class Call:
     """What a rule knows of the captured node: the builder, types and sizes of its results, which of them are read, and
-    how its tensors lie in `memory`."""
+    how its tensors lie in `memory`. A rule that reads other tensors than the node does names the call that computes the
+    same of these, as nothing else may need what the node reads: `other`."""
 
     b: Builder
     results: tuple[DType, ...]
     used: frozenset[int] = frozenset({0})
     sizes_of_results: tuple[tuple[Expr, ...], ...] = ()
     memory: HowHeld | None = None
+    other: OtherCall | None = None
 
     @property
     def dtype(self) -> DType:
