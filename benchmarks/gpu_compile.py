@@ -161,10 +161,12 @@ class Counted:
             return best(solver, kernel, layouts, key)
 
         def counted_build(
-            sources: Sequence[TritonSource], target: Target, store: ContentStore
-        ) -> list[BuiltKernel]:
+            sources: Sequence[TritonSource], target: Target, store: ContentStore,
+            processor_seconds: float | None = None,
+        ) -> list[BuiltKernel]:  # fmt: skip
             self.sources += sources
-            return plain(sources, target, store) if build else [_NOT_BUILT] * len(sources)
+            made = len(sources) * [_NOT_BUILT]
+            return plain(sources, target, store, processor_seconds) if build else made
 
         with (
             mock.patch.object(Solver, "_best", counted_best),

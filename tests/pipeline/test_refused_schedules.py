@@ -35,7 +35,7 @@ class Compiler:
     asked: list[str] = field(default_factory=list[str])
 
     def build(
-        self, sources: Sequence[TritonSource], target: Target, store: ContentStore
+        self, sources: Sequence[TritonSource], target: Target, store: ContentStore, **_: object
     ) -> list[BuiltKernel]:
         (dialect,) = {s.dialect for s in sources if s.variant.aligned}
         self.asked.append(dialect)

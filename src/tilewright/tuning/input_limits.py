@@ -173,6 +173,9 @@ class BuildLimits:
     """Seconds that a compiler may take to say what it is."""
     max_triton_seconds: float = 300.0
     """Seconds that Triton may take for one kernel."""
+    max_timed_triton_seconds: float = 30.0
+    """Seconds of a processor that Triton may take for one that is only timed. Most take two; its passes over layouts
+    have taken two minutes and more over long loops that are written out."""
     max_triton_workers: int = 16
     """Processes that build kernels of Triton side by side."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,6 +173,31 @@ def test_a_worker_that_hangs_is_ended(store: ContentStore, monkeypatch: pytest.M
     monkeypatch.setattr(workers, "BUILD_LIMITS", replace(workers.BUILD_LIMITS, max_triton_seconds=0.2))
     with pytest.raises(BuildError, match="took over"):
         only(store, replace(scaled(), text="import time\ntime.sleep(60)\n" + scaled().text))
+
+
+def test_a_kernel_that_is_only_timed_may_take_so_much_of_a_processor(store: ContentStore) -> None:
+    """What waits is not what computes; what is refused for its time is built where it may take it."""
+    waiting = replace(scaled(entry="k8"), text="import time\ntime.sleep(0.1)\n" + scaled(entry="k8").text)
+    busy = replace(scaled(entry="k9"), text="while True:\n    pass\n" + scaled(entry="k9").text)
+    build_kernels([scaled(entry="k7")], HOPPER, store)  # the workers have started, Triton is imported
+    with pytest.raises(KernelRefused, match="of a processor") as refused:
+        build_kernels([waiting, busy], HOPPER, store, processor_seconds=6.0)
+    assert refused.value.kernels == (1,)
+    done = replace(scaled(entry="k9"), text="for _ in range(10):\n    pass\n" + scaled(entry="k9").text)
+    assert only(store, done).facts.spills == 0
+
+
+def test_a_worker_is_as_free_again_as_it_was(store: ContentStore) -> None:
+    own = workers.Workers(1)
+    try:
+        for limit in (20.0, None):
+            (answer,) = own.submit([job_of(scaled(entry="k10"), HOPPER).to_json()], limit)
+            assert "error" not in json.loads(answer.result())
+            (worker,) = own._all  # pyright: ignore[reportPrivateUsage]
+            soft, hard = resource.prlimit(worker._process.pid, resource.RLIMIT_CPU)  # pyright: ignore[reportPrivateUsage]
+            assert (soft == hard) == (limit is None)
+    finally:
+        own.shutdown()
 
 
 def test_settings_of_triton_do_not_reach_workers(

@@ -59,6 +59,7 @@ from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
+from tilewright.tuning.input_limits import BUILD_LIMITS
 from tilewright.tuning.search_limits import BUILDING
 
 
@@ -86,7 +87,8 @@ class CudaBackend:
         refuses, gets another."""
         run, solver, names = builder.run, builder.solver, names_of(symbols)
         target, store = solver.target, ContentStore(default_root(solver.options))
-        build = partial(build_kernels, target=target, store=store)
+        limit = BUILD_LIMITS.max_timed_triton_seconds if once else None
+        build = partial(build_kernels, target=target, store=store, processor_seconds=limit)
         scheduled = run("schedule", lambda: builder.solved(steps))
         tries: Counter[str] = Counter()
         while True:

@@ -80,8 +80,13 @@ def job_of(source: TritonSource, target: Target) -> Job:
     )
 
 
-def build_kernels(sources: Sequence[TritonSource], target: Target, store: ContentStore) -> list[BuiltKernel]:
-    """One kernel for each source, in order. Needs no GPU.
+def build_kernels(
+    sources: Sequence[TritonSource],
+    target: Target,
+    store: ContentStore,
+    processor_seconds: float | None = None,
+) -> list[BuiltKernel]:
+    """One kernel for each source, in order. Needs no GPU. A compiler may compute for `processor_seconds` over each.
 
     Raises KernelRefused for those that do not build, with Triton's words for the first, SharedMemoryExceeded for one
     that wants more shared memory than `target` has, and another BuildError where it is not a kernel's fault."""
@@ -95,11 +100,11 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Conten
     STATS.cache_hits += len(found) - len(missing)
     refused: dict[str, KernelRefused] = {}
     failed: BuildError | None = None
-    answers = zip(missing.items(), workers().submit(list(missing.values())), strict=True) if missing else ()
-    for number, ((key, text), answer) in enumerate(answers):
+    answers = workers().submit(list(missing.values()), processor_seconds) if missing else ()
+    for number, ((key, text), answer) in enumerate(zip(missing.items(), answers, strict=True)):
         progress.count("build", number, len(missing))
         try:
-            found[key] = _stored(store, key, text, _answer(text, answer))
+            found[key] = _stored(store, key, text, _answer(text, answer, processor_seconds))
             STATS.triton += 1
         except KernelRefused as error:
             refused[key] = error
@@ -116,22 +121,22 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Conten
     return built
 
 
-def _answer(job: str, first: Future[str]) -> str:
+def _answer(job: str, first: Future[str], processor_seconds: float | None) -> str:
     """A worker's answer to a job; where LLVM died over it, or a pass of Triton's failed, another one's, to the job
     without what may be left out."""
     full = Job.from_json(job)
     try:
         answer = first.result()
     except BuilderDied:
-        return _calmed(replace(full, packing=False), "LLVM died over")
+        return _calmed(replace(full, packing=False), "LLVM died over", processor_seconds)
     if triton_compat.is_failed_pass(_refusal(answer)):
-        return _calmed(replace(full, local_sums=False), "Triton failed over")
+        return _calmed(replace(full, local_sums=False), "Triton failed over", processor_seconds)
     return answer
 
 
-def _calmed(job: Job, what: str) -> str:
+def _calmed(job: Job, what: str, processor_seconds: float | None) -> str:
     LOG.warning("%s kernel %s, which is built again with fewer of its passes", what, job.entry)
-    return workers().submit([job.to_json()])[0].result()
+    return workers().submit([job.to_json()], processor_seconds)[0].result()
 
 
 def _refusal(answer: str) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,9 +47,11 @@ class _Worker:
             encoding="utf-8", errors="replace",
         )  # fmt: skip
 
-    def ask(self, line: str) -> str:
-        """The answer to a job. Raises BuilderDied if the process dies over it, KernelRefused if it takes too long."""
+    def ask(self, line: str, processor_seconds: float | None) -> str:
+        """The answer to a job, for which the process may compute so long (None: until it takes too long by the clock).
+        Raises BuilderDied if the process dies over it, KernelRefused if it takes too long."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        _allow(self._process.pid, processor_seconds)
         late = threading.Event()
 
         def end() -> None:
@@ -71,6 +76,10 @@ class _Worker:
                 raise KernelRefused(
                     f"the Triton compiler took over {BUILD_LIMITS.max_triton_seconds:.0f} s {status}"
                 )
+            if processor_seconds is not None and self._process.returncode == -signal.SIGXCPU:
+                raise KernelRefused(
+                    f"the Triton compiler took over {processor_seconds:.0f} s of a processor {status}"
+                )
             raise BuilderDied(f"the Triton compiler died {status}")
         if not is_answer(answer, line):
             self.close(0)
@@ -88,6 +97,29 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _allow(process: int, seconds: float | None) -> None:
+    """Let a process compute for so many seconds from now on, after which the system ends it; None: as long as it may.
+    Whatever else runs on the machine, this is the same amount of work."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # it has ended: who asks it finds out
+        _, hard = resource.prlimit(process, resource.RLIMIT_CPU)
+        soft = hard
+        if seconds is not None:
+            soft = math.ceil(_processor_seconds(process) + seconds)
+            soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        resource.prlimit(process, resource.RLIMIT_CPU, (soft, hard))
+
+
+def _processor_seconds(process: int) -> float:
+    """What a process has computed. Its own name, in parentheses, may have any characters."""
+    fields = (
+        Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    )
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -111,12 +143,12 @@ class Workers:
         self._all: list[_Worker] = []
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="tilewright-build")
 
-    def submit(self, jobs: Sequence[str]) -> list[Future[str]]:
-        """The coming answers to jobs (`runtime.cuda.job.Job` as JSON). They raise BuildError if a worker fails
-        (BuilderDied if it ends)."""
-        return [self._threads.submit(self._ask, job) for job in jobs]
+    def submit(self, jobs: Sequence[str], processor_seconds: float | None = None) -> list[Future[str]]:
+        """The coming answers to jobs (`runtime.cuda.job.Job` as JSON), each of which may take so long. They raise
+        BuildError if a worker fails (BuilderDied if it ends)."""
+        return [self._threads.submit(self._ask, job, processor_seconds) for job in jobs]
 
-    def _ask(self, job: str) -> str:
+    def _ask(self, job: str, processor_seconds: float | None) -> str:
         worker: _Worker | None = getattr(self._mine, "worker", None)
         if worker is None:
             try:
@@ -126,7 +158,7 @@ class Workers:
             self._mine.worker = worker
             self._all.append(worker)
         try:
-            return worker.ask(job)
+            return worker.ask(job, processor_seconds)
         except BuildError:
             self._mine.worker = None  # the next job gets a fresh process
             self._all.remove(worker)
