@@ -141,7 +141,9 @@ def _carried(loop: Loop, stored: Set[str], fresh: int) -> Sequence[Stmt] | None:
     kept = _without_unread([s for s in loop.body if not states & {v.id for v in defines(s)}])
     update = Update(tuple(moving), tuple(value_of(next_of[v]) for v in moving))
     body = (*ahead, *kept, update)
-    return (*before, replace(loop, body=body, unrolled=_rotation_length(next_of)))
+    steps, length = dims.static(dims.sub(loop.stop, loop.start)), _rotation_length(next_of)
+    whole = steps is None or steps >= length  # else the steps that are written out are never run
+    return (*before, replace(loop, body=body, unrolled=length if whole else 1))
 
 
 def _rotation_length(next_of: Mapping[Var, Var]) -> int:
