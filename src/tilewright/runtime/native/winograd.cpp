@@ -53,31 +53,44 @@ TW_INLINE void turn5_back(const R* m, R* y) {
   y[2] = fused(sum, broadcast(9.f / 16), sum2 * broadcast(25.f / 4));
 }
 
+// A row of places of a tile, `left` channels of them, turned; adds their squares.
+template <bool Whole> TW_INLINE void turn_row(const float* const* at, i64 c, i64 left, R* y, R& squares) {
+  R x[from_wide];
+#pragma GCC unroll 5
+  for (int k = 0; k < from_wide; k++)
+    if constexpr (Whole) x[k] = load<float, lanes>(at[k] + c).v;
+    else x[k] = load_part<float, lanes>(at[k] + c, left).v;
+  R sum = x[0] * x[0];
+#pragma GCC unroll 4
+  for (int k = 1; k < from_wide; k++) sum = fused(x[k], x[k], sum);
+  squares += sum;
+  turn5(x, y);
+}
+
+// A vector of channels of one tile. Rows are taken up in the order in which turn4 needs them, so that all stays in registers.
+template <bool Whole> TW_INLINE void turn_vector(const float* const* at, i64 c, i64 left, float* to, i64 apart, R& squares) {
+  R y[from_high][from_wide];
+  const auto put = [&](int number, R v) { *(R*)(to + number * apart + c) = v; };
+  turn_row<Whole>(at + from_wide, c, left, y[1], squares);
+  turn_row<Whole>(at + 2 * from_wide, c, left, y[2], squares);
+#pragma GCC unroll 5
+  for (int k = 0; k < from_wide; k++) put(from_wide + k, y[1][k] + y[2][k]);
+#pragma GCC unroll 5
+  for (int k = 0; k < from_wide; k++) put(2 * from_wide + k, y[2][k] - y[1][k]);
+  turn_row<Whole>(at, c, left, y[0], squares);
+#pragma GCC unroll 5
+  for (int k = 0; k < from_wide; k++) put(k, y[2][k] - y[0][k]);
+  turn_row<Whole>(at + 3 * from_wide, c, left, y[3], squares);
+#pragma GCC unroll 5
+  for (int k = 0; k < from_wide; k++) put(3 * from_wide + k, y[3][k] - y[1][k]);
+}
+
 // Numbers of one tile: to[number][channel], `apart` floats between two numbers. Gives the sum of squares of what is read.
 TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64 apart) {
   R squares = R{};
-  for (i64 c = 0; c < channels; c += lanes) {
-    const i64 left = channels - c;
-    R x[numbers], rows[numbers];
-    if (left >= lanes) {
-#pragma GCC unroll 20
-      for (int k = 0; k < numbers; k++) x[k] = load<float, lanes>(at[k] + c).v;
-    } else {
-#pragma GCC unroll 20
-      for (int k = 0; k < numbers; k++) x[k] = load_part<float, lanes>(at[k] + c, left).v;
-    }
-#pragma GCC unroll 20
-    for (int k = 0; k < numbers; k++) squares = fused(x[k], x[k], squares);
-#pragma GCC unroll 5
-    for (int k = 0; k < from_wide; k++) turn4(x + k, from_wide, rows + k, from_wide);
-#pragma GCC unroll 4
-    for (int r = 0; r < from_high; r++) {
-      R y[from_wide];
-      turn5(rows + r * from_wide, y);
-#pragma GCC unroll 5
-      for (int k = 0; k < from_wide; k++) *(R*)(to + (r * from_wide + k) * apart + c) = y[k];
-    }
-  }
+  i64 c = 0;
+  for (; c + lanes <= channels; c += lanes) turn_vector<true>(at, c, lanes, to, apart, squares);
+  if (c < channels) turn_vector<false>(at, c, channels - c, to, apart, squares);
   float parts[lanes], sum = 0.f;
   __builtin_memcpy(parts, &squares, sizeof parts);
   for (int k = 0; k < lanes; k++) sum += parts[k];
@@ -86,37 +99,42 @@ TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64
 
 // to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
 // added, and sums of some chains. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
+#define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < across2; j++)
+#define TW_SUM(to) (*(R*)((to) + (r * across2 + j) * lanes))
 template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
-  for (i64 k = 0; k < n;) {
-    R total[M * across2];
-#pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) total[q] = R{};
-    const bool first_of_all = k == 0;
-    for (const i64 end = min(n, k + long_chain); k < end;) {
-      R sum[M * across2];
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) sum[q] = R{};
-      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2, ahead += step) {
-        __builtin_prefetch(ahead, 0, 2);
-        const R first = *(const R*)w, second = *(const R*)(w + lanes);
+  const float* at[M];
+  alignas(64) float part[M * panel2];
 #pragma GCC unroll 8
-        for (int r = 0; r < M; r++) {
-          const R v = broadcast(from[r * apart + k]);
-          sum[2 * r] = fused(v, first, sum[2 * r]);
-          sum[2 * r + 1] = fused(v, second, sum[2 * r + 1]);
+  for (int r = 0; r < M; r++) at[r] = from + r * apart;
+  for (i64 k = 0, end; k < n; k = end) {
+    end = min(n, k + long_chain);
+    const bool more = k > 0;
+    for (bool begun = false;; begun = true) {
+      R sum[M][across2];
+      TW_TILE sum[r][j] = R{};
+      if (end - k >= short_chain) {
+#pragma GCC unroll 16
+        for (int i = 0; i < short_chain; i++) {
+          if (i % 2 == 0) __builtin_prefetch(ahead + i * step, 0, 2);
+          add_products<M, across2>(sum, at, k + i, w + i * panel2);
         }
+        k += short_chain, w += short_chain * panel2, ahead += short_chain * step;
+      } else {
+        for (; k < end; k++, w += panel2) add_products<M, across2>(sum, at, k, w);
       }
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) total[q] += sum[q];
+      if (begun) TW_TILE sum[r][j] += TW_SUM(part);
+      if (k < end) {
+        TW_TILE TW_SUM(part) = sum[r][j];
+        continue;
+      }
+      if (more) TW_TILE sum[r][j] += TW_SUM(to);
+      TW_TILE TW_SUM(to) = sum[r][j];
+      break;
     }
-    if (!first_of_all) {
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) total[q] += *(const R*)(to + q * lanes);
-    }
-#pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) *(R*)(to + q * lanes) = total[q];
   }
 }
+#undef TW_TILE
+#undef TW_SUM
 
 void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
   switch (m) {
