@@ -13,8 +13,8 @@ namespace {
 constexpr int tile_high = 2, tile_wide = 3, from_high = 4, from_wide = 5, numbers = from_high * from_wide;
 constexpr int across2 = 2, panel2 = lanes * across2;
 constexpr i64 short_chain = 16, long_chain = 64;
-constexpr i64 image_floats = 260000;  // numbers of some blocks, which stay in a core's cache
-constexpr i64 most_tiles = 48;
+constexpr i64 image_floats = 100000;  // numbers of some blocks, which stay in a core's cache
+constexpr i64 most_tiles = 36;
 constexpr i64 looked_at = 128, exceptions = 3;  // places of an image whose size tells what is usual, and how many of them may not
 constexpr float unusual = 2.f;                  // times of that which the places of a block may have
 
@@ -147,6 +147,9 @@ void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, f
   }
 }
 
+// Floats between two numbers that take so many.
+i64 number_floats(i64 floats) { return round_up(floats, 2 * line_floats) + line_floats; }
+
 // Where a tile lies: its image, its first row and place.
 struct Corner {
   i64 image, y, x;
@@ -178,10 +181,9 @@ void finish_tile(const Tiling& t, const Corner& corner, i64 column, i64 n, const
 }
 
 // The sums of a tile turned back: from[number], `apart` floats from each other.
-TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 column, i64 n, const float* from, i64 apart) {
+TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, const Ending& ending, i64 column, i64 n, const float* from, i64 apart) {
   const Run& run = *t.run;
   const Product& p = *run.p;
-  const Ending ending = ending_of(p);
   const bool direct = ending.direct && n == panel2;
   const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
   const i64 at = ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
@@ -245,19 +247,34 @@ TW_NOINLINE void sum_plainly(const Tiling& t, const Corner& corner, const float*
   finish_tile(t, corner, column, n, sums);
 }
 
+// Fetches the places of a tile, of a panel of columns from `column` on, into the core's cache: they are written at a time when
+// nothing else is to be done, and would be waited for.
+TW_INLINE void fetch_results(const Tiling& t, const Corner& corner, i64 column) {
+  const Product& p = *t.run->p;
+  const float* to = t.run->out + ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
+  const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
+  for (i64 r = 0; r < high; r++)
+    for (i64 k = 0; k < wide; k++)
+      for (int j = 0; j < panel2; j += line_floats) __builtin_prefetch(to + (r * p.out_width + k) * p.columns + j, 1, 2);
+}
+
 // Tiles [first, last) for some panels of columns.
 void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, float* memory) {
   const Product& p = *t.run->p;
-  const i64 count = last - first, row = t.step, apart = count * row, strips = (count + down - 1) / down;
+  const i64 count = last - first, row = t.step, strips = (count + down - 1) / down;
+  // Numbers lie an odd number of lines apart: else those of a tile would drive each other out of the nearest cache.
+  const i64 apart = number_floats(count * row), sums_apart = number_floats(count * panel2);
   float* sums = memory ? memory + numbers * apart : nullptr;
   const float* at[numbers];
   bool plainly[most_tiles];
+  Corner corners[most_tiles];
+  const Ending ending = ending_of(p);
   for (i64 k = 0; k < count; k++) {
-    const Corner corner = corner_of(t, first + k);
-    aim(t, corner, at);
+    corners[k] = corner_of(t, first + k);
+    aim(t, corners[k], at);
     plainly[k] = !memory || !(turn_tile(at, p.inner, memory + k * row, apart) <= t.limit);
     for (i64 g = panel_from; plainly[k] && g < panel_to; g++)
-      sum_plainly(t, corner, at, g * panel2, min(i64(panel2), p.columns - g * panel2));
+      sum_plainly(t, corners[k], at, g * panel2, min(i64(panel2), p.columns - g * panel2));
   }
   if (!memory) return;
   for (i64 g = panel_from; g < panel_to; g++) {
@@ -265,22 +282,23 @@ void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, f
     const float* w = p.weights + g * numbers * length;
     for (i64 a = 0; a < numbers; a++, w += length) {
       const float* ahead = g + 1 < t.panels || a + 1 < numbers ? w + length : p.weights;  // there is nothing behind the last
+      for (i64 k = count * a / numbers; k < count * (a + 1) / numbers; k++) fetch_results(t, corners[k], g * panel2);
       for (i64 s = 0, k = 0, end; s < strips; s++, k = end) {
         end = count * (s + 1) / strips;
-        short_sums_of(end - k, memory + a * apart + k * row, row, w, p.inner, sums + (a * count + k) * panel2,
+        short_sums_of(end - k, memory + a * apart + k * row, row, w, p.inner, sums + a * sums_apart + k * panel2,
                       ahead + s * part * p.inner, part);
       }
     }
     for (i64 k = 0; k < count; k++)
       if (!plainly[k])
-        turn_tile_back(t, corner_of(t, first + k), g * panel2, min(i64(panel2), p.columns - g * panel2), sums + k * panel2, count * panel2);
+        turn_tile_back(t, corners[k], ending, g * panel2, min(i64(panel2), p.columns - g * panel2), sums + k * panel2, sums_apart);
   }
 }
 
 void tile_blocks(void* context, i64 begin, i64 end, i64 worker) {
   const Tiling& t = *(const Tiling*)context;
   const i64 most = (t.count + t.blocks - 1) / t.blocks;
-  float* memory = (float*)t.scratch(worker, numbers * most * (t.step + panel2) * 4);
+  float* memory = (float*)t.scratch(worker, numbers * (number_floats(most * t.step) + number_floats(most * panel2)) * 4);
   for (i64 i = begin; i < end; i++) {
     const i64 block = i / t.groups, group = i % t.groups;
     tiles(t, t.count * block / t.blocks, t.count * (block + 1) / t.blocks, t.panels * group / t.groups,
