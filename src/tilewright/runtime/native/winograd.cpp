@@ -13,8 +13,8 @@ namespace {
 constexpr int tile_high = 2, tile_wide = 3, from_high = 4, from_wide = 5, numbers = from_high * from_wide;
 constexpr int across2 = 2, panel2 = lanes * across2;
 constexpr i64 short_chain = 16, long_chain = 64;
-constexpr i64 image_floats = 100000;  // numbers of some blocks, which stay in a core's cache
-constexpr i64 most_tiles = 36;
+constexpr i64 image_floats = 260000;  // numbers of some blocks, which stay in a core's cache
+constexpr i64 most_tiles = 48;
 constexpr i64 looked_at = 128, exceptions = 3;  // places of an image whose size tells what is usual, and how many of them may not
 constexpr float unusual = 2.f;                  // times of that which the places of a block may have
 
