@@ -91,14 +91,15 @@ class Given:
     def check(self) -> None:
         """Sums, sums that are cut at zero behind what is added, and sums that another function follows."""
         want, added = self.want(), self.added
-        run = lambda call, *operands: cast(Callable[..., Tensor], bind(call.call().function))(
-            *operands
-        ).double()  # noqa: E731
-        assert torch.equal(run(self.call, self.x), want)
+        assert torch.equal(_run(self.call, self.x), want)
         cut = replace(self.call, added=True, activation="relu")
-        assert torch.equal(run(cut, self.x, added), (want + added.double()).relu())
+        assert torch.equal(_run(cut, self.x, added), (want + added.double()).relu())
         leaky = replace(self.call, activation="leaky_relu", constants=(0.25,))
-        assert torch.equal(run(leaky, self.x), F.leaky_relu(want, 0.25))
+        assert torch.equal(_run(leaky, self.x), F.leaky_relu(want, 0.25))
+
+
+def _run(call: FusedProduct, *operands: Tensor) -> Tensor:
+    return cast(Callable[..., Tensor], bind(call.call().function))(*operands).double()
 
 
 @pytest.mark.parametrize("columns", [1, 8, 16, 17, 24, 33, 64])
