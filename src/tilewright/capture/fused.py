@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
+from tilewright.tuning.input_limits import LIBRARY_FAULTS
+
 HALVES = (torch.float16, torch.bfloat16)
-KEY_TILE = 128
-"""Keys that cuDNN's gradient takes at once."""
 _OPERANDS = ("query", "key", "value", "attn_mask")
 
 
@@ -33,7 +33,7 @@ def avoid_wrong_routines(gm: fx.GraphModule) -> None:
     torch 2.11 to 2.13). A mask of fp32 beside halves is read as if it were halves (pytorch issue 191612): it becomes
     halves, as other routines want it. Where half a tile of keys is left over, gradients may be NaN (196678): another
     routine is taken, also where the number of keys is free."""
-    changed = False
+    changed, tile = False, LIBRARY_FAULTS.cudnn_key_tile
     for node, mask in _masked(gm):
         q, k, m = (_example(_operand(node, position)) for position in (0, 1, 3))
         if q is None or k is None or m is None or m.device.type != "cuda":
@@ -44,7 +44,7 @@ def avoid_wrong_routines(gm: fx.GraphModule) -> None:
             node.replace_input_with(mask, halves)
             changed = True
         keys = k.shape[-2] if k.dim() > 1 else 0
-        if isinstance(keys, torch.SymInt) or keys % KEY_TILE == KEY_TILE // 2:
+        if isinstance(keys, torch.SymInt) or keys % tile == tile // 2:
             node.target = attend_without_cudnn
             changed = True
     if changed:
