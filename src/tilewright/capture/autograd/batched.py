@@ -55,8 +55,8 @@ def _over_batch(runner: Runner, args: Sequence[object], level: int) -> list[obje
 
 
 def _batch_of(t: Tensor, level: int) -> Tensor | None:
-    """All that a tensor stands for at a level, along the first dim; None if that is itself, of which torch makes as many
-    as it is asked for."""
+    """All that a tensor stands for at a level, along the first dim; None if that is itself: of itself torch makes as
+    many as it is asked for."""
     batch, other = (aten._remove_batch_dim(t, level, count, 0) for count in (1, 2))
     return batch if batch.shape == other.shape else None
 
