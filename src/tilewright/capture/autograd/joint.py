@@ -38,7 +38,7 @@ from tilewright.capture.aliasing.overlapping import (
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import saved_inputs, told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
-from tilewright.capture.fused import lay_masks
+from tilewright.capture.fused import avoid_wrong_routines, lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
@@ -50,6 +50,7 @@ from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
 from tilewright.errors import UnsupportedError, warn_once
 
+from .batched import one_by_one
 from .mended_scans import mended_scans
 from .rng import dropped_by_masks, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
@@ -200,6 +201,7 @@ def _prepared(gm: fx.GraphModule) -> fx.GraphModule:
     refuse_overlapping_writes(gm)
     copy_what_bodies_leave(gm)
     write_lists_in_order(gm)
+    avoid_wrong_routines(gm)
     lay_masks(gm)
     infer_without_gradients(gm)
     return roll_loops(gm)
@@ -259,6 +261,9 @@ def _boxed(runner: Runner, kind: str, recorder: GraphRecorder | None) -> Runner:
     if recorder is None and kind != "backward" and getattr(runner, "_boxed_call", False):
         plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
         return runner if plain is None else plain()
+
+    if kind == "backward":
+        runner = one_by_one(runner)
 
     def run(args: list[object]) -> list[object]:
         if recorder is not None and recorder.stop:
