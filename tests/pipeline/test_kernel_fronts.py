@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from tests.support.normal_graph import Function
 from torch import Tensor
 
+import tilewright
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.partition.regions import is_product
+from tilewright.pipeline import phases
 from tilewright.pipeline.backends import BACKENDS
-from tilewright.pipeline.build import KernelBuilder, in_silence
+from tilewright.pipeline.build import JoinedKernelRefused, KernelBuilder, Kernels, in_silence
 from tilewright.pipeline.timed import kernel_fronts
 from tilewright.pipeline.timed.kernel_fronts import REASON, find_fronts, join_fronts
 from tilewright.rewrite.normal.normalise import normalise
@@ -219,7 +221,38 @@ def test_what_is_joined_has_the_schedule_that_was_timed() -> None:
     made = builder()
     found = join_fronts(cover_of(made, one), made, "cpu", clock_of(1.0, 0.5), "here")
     (kernel,) = kernels(found)
-    assert made.solver.forget_preferred(kernel)
+    with pytest.raises(JoinedKernelRefused):
+        made.solver.forget_preferred(kernel)
+    assert not made.solver.preferred
+
+
+def test_kernels_stay_apart_where_the_joined_one_does_not_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Joined under the schedule that the model prefers, each grid point would fold anew in the slowest way."""
+    refused: list[Kernel] = []
+
+    def joined(cover: Cover, *_: object) -> Cover:
+        steps = (replace(s, reason=REASON) if isinstance(s, Kernel) else s for s in cover.steps)
+        return replace(cover, steps=tuple(steps))
+
+    def built(self: KernelBuilder, covers: Sequence[Cover], *args: object) -> Kernels:
+        wrong = [k for c in covers for k in kernels(c) if k.reason == REASON]
+        refused.extend(wrong)
+        if wrong:
+            raise JoinedKernelRefused("it stays apart", phase="build")
+        return build(self, covers, *args)  # type: ignore[arg-type]
+
+    build = KernelBuilder.built
+    monkeypatch.setattr(phases, "join_fronts", joined)
+    monkeypatch.setattr(KernelBuilder, "built", built)
+    monkeypatch.setattr(type(BACKENDS["cpu"]), "replay_clock", lambda self, device: clock_of())
+    x, w = torch.randn(2, K), torch.randn(K)
+    options = {"cache_dir": str(tmp_path), "measure": True, "tune_seconds": 1}
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="it stays apart"):
+        fast = tilewright.compile(normed, (x, w), options=options)
+    assert len(refused) == 1 and fast.kernels
+    torch.testing.assert_close(fast(x, w), normed(x, w))
 
 
 def test_much_slower_ones_by_the_model_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

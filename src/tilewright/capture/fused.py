@@ -1,20 +1,24 @@
-"""Masks laid so that a traced program gets the fused routines of the library."""
+"""Attention laid and typed so that a traced program gets the fused routines of the library, and none that is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, fx
+
+from tilewright.tuning.input_limits import LIBRARY_FAULTS
+
+HALVES = (torch.float16, torch.bfloat16)
+_OPERANDS = ("query", "key", "value", "attn_mask")
 
 
 def lay_masks(gm: fx.GraphModule) -> None:
     """Lay masks of attention whose keys do not lie side by side (a broadcast leaves them so) densely, on a GPU. The
     fused routines there take no others: what torch takes instead saves all scores for the backward pass."""
     laid = False
-    for node in gm.graph.find_nodes(
-        op="call_function", target=torch.nn.functional.scaled_dot_product_attention
-    ):
-        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-        if not isinstance(mask, fx.Node) or not _lies_apart(mask.meta.get("example_value")):
+    for node, mask in _masked(gm):
+        if not _lies_apart(mask.meta.get("example_value")):
             continue
         with gm.graph.inserting_before(node):
             dense = gm.graph.call_method("contiguous", (mask,))
@@ -22,6 +26,60 @@ def lay_masks(gm: fx.GraphModule) -> None:
         laid = True
     if laid:
         gm.recompile()
+
+
+def avoid_wrong_routines(gm: fx.GraphModule) -> None:
+    """Keep attention with masks that is trained on a GPU from what torch's calls of cuDNN silently get wrong (seen in
+    torch 2.11 to 2.13). A mask of fp32 beside halves is read as if it were halves (pytorch issue 191612): it becomes
+    halves, as other routines want it. Where half a tile of keys is left over, gradients may be NaN (196678): another
+    routine is taken, also where the number of keys is free."""
+    changed, tile = False, LIBRARY_FAULTS.cudnn_key_tile
+    for node, mask in _masked(gm):
+        q, k, m = (_example(_operand(node, position)) for position in (0, 1, 3))
+        if q is None or k is None or m is None or m.device.type != "cuda":
+            continue
+        if m.dtype == torch.float32 and q.dtype in HALVES:
+            with gm.graph.inserting_before(node):
+                halves = gm.graph.call_method("to", (mask, q.dtype))
+            node.replace_input_with(mask, halves)
+            changed = True
+        keys = k.shape[-2] if k.dim() > 1 else 0
+        if isinstance(keys, torch.SymInt) or keys % tile == tile // 2:
+            node.target = attend_without_cudnn
+            changed = True
+    if changed:
+        gm.recompile()
+
+
+def attend_without_cudnn(*args: object, **kwargs: object) -> Tensor:
+    """As `scaled_dot_product_attention`, by a routine that is not cuDNN's if torch may take another one. What it may
+    take is the same again afterwards."""
+    cuda = torch.backends.cuda
+    before = cuda.cudnn_sdp_enabled()
+    others = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled()
+    cuda.enable_cudnn_sdp(before and not others)
+    try:
+        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+    finally:
+        cuda.enable_cudnn_sdp(before)
+
+
+def _masked(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each attention with a mask, and the mask."""
+    target = torch.nn.functional.scaled_dot_product_attention
+    for node in gm.graph.find_nodes(op="call_function", target=target):
+        mask = _operand(node, 3)
+        if isinstance(mask, fx.Node):
+            yield node, mask
+
+
+def _operand(node: fx.Node, position: int) -> object:
+    return node.args[position] if position < len(node.args) else node.kwargs.get(_OPERANDS[position])
+
+
+def _example(operand: object) -> Tensor | None:
+    found = operand.meta.get("example_value") if isinstance(operand, fx.Node) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def _lies_apart(mask: object) -> bool:

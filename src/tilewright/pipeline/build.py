@@ -60,6 +60,10 @@ class Kernels:
     programs: int = 0
 
 
+class JoinedKernelRefused(BuildError):
+    """A kernel that is there because a clock preferred it to others, and that does not build: these are wanted."""
+
+
 class RefusedKernels(KernelRefused):
     """`kernels` of a cover that the compiler behind us refuses, in its words."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.fitting_sizes import fitting
 from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.analysis.writes.built import decide_built, with_places
-from tilewright.errors import UnsupportedError, warn
+from tilewright.errors import UnsupportedError, warn, warn_once
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
 from tilewright.ir.program import TileProgram
@@ -54,7 +54,7 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.tuning.thresholds import SIZES
 
-from .build import Clock, KernelBuilder, Kernels, in_silence, names_of, number_kernels
+from .build import Clock, JoinedKernelRefused, KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .place import DevicePlace
 from .products import choose_by_model, choose_products
@@ -309,7 +309,8 @@ def _partition(state: State) -> State:
 def _join_fronts(state: State) -> State:
     place, where, clock = _clocked(state)
     assert state.cover is not None
-    return replace(state, cover=join_fronts(state.cover, _quiet_builder(state), place.device, clock, where))
+    cover = join_fronts(state.cover, _quiet_builder(state), place.device, clock, where)
+    return state if cover is state.cover else replace(state, cover=cover, apart=state.cover)
 
 
 def _choose_places(state: State) -> State:
@@ -354,7 +355,13 @@ def _make_kernels(state: State) -> State:
         asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal,
         listed=state.cover.lists.keys(),
     )  # fmt: skip
-    return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
+    try:
+        return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
+    except JoinedKernelRefused as refused:
+        if state.apart is None:
+            raise
+        warn_once(str(refused))
+        return _make_kernels(_choose_places(replace(state, cover=state.apart, apart=None)))
 
 
 def _plan(state: State) -> State:

@@ -151,7 +151,8 @@ class Solver:
         self, kernel: Kernel, solution: Solution, on_forgotten: Callable[[], None] = lambda: None
     ) -> None:
         """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster
-        than what the model prefers. `on_forgotten` is called if that turns out not to build."""
+        than what the model prefers. `on_forgotten` is called if that turns out not to build; what it raises is told to
+        whoever builds."""
         key = kernel_key(kernel, {})
         self.preferred[key], self._on_forgotten[key] = solution, on_forgotten
         self.preferred_as_laid.clear()
@@ -161,9 +162,9 @@ class Solver:
         """From now on, solve kernels equal to this one as the model prefers. Whether something else was preferred."""
         key = kernel_key(replace(kernel, over=(), lines=()), {})
         found = self.preferred.pop(key, None)
-        self._on_forgotten.pop(key, lambda: None)()
         self.preferred_as_laid.clear()
         self.lowered.clear()
+        self._on_forgotten.pop(key, lambda: None)()
         return found is not None
 
     def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:

@@ -60,6 +60,18 @@ MODELS = ModelLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryFaults:
+    """Where calls of libraries are known to be wrong."""
+
+    cudnn_key_tile: int = 128
+    """Keys that cuDNN's gradient of attention takes at once: where half of them are left over it may be NaN (pytorch
+    issue 196678)."""
+
+
+LIBRARY_FAULTS = LibraryFaults()
+
+
+@dataclass(frozen=True, slots=True)
 class LoopLimits:
     """Loops whose steps are not known before."""
 

@@ -264,6 +264,29 @@ def test_compiler_that_hangs(store: ContentStore, tmp_path: Path, monkeypatch: p
         toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
 
 
+def test_what_a_compiler_that_hangs_runs_itself_ends_with_it(
+    store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver `g++` runs `cc1plus`, which does the work."""
+    log = tmp_path / "log"
+    inner = fake_compiler(tmp_path, f"echo $$ >> {log}; sleep 60 & echo $! >> {log}; wait", "inner")
+    program = f'case "$1" in --version) echo slow;; *) {inner}; exit 1;; esac'
+    monkeypatch.setattr(toolchain, "BUILD_LIMITS", replace(toolchain.BUILD_LIMITS, max_cpp_seconds=2.0))
+    with pytest.raises(BuildError, match="took over"):
+        toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
+    started = log.read_text().split()
+    assert started, "a shell starts in two seconds"
+    assert not any(map(_runs, started))
+
+
+def _runs(pid: str) -> bool:
+    """Whether a process runs still; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_compiler_that_writes_nothing(store: ContentStore, tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path, "echo version")
     with pytest.raises(BuildError):

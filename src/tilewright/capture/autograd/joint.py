@@ -38,7 +38,7 @@ from tilewright.capture.aliasing.overlapping import (
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import saved_inputs, told_apart
 from tilewright.capture.aten import decompositions, preserve_resampling, undropped
-from tilewright.capture.fused import lay_masks
+from tilewright.capture.fused import avoid_wrong_routines, lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
@@ -200,6 +200,7 @@ def _prepared(gm: fx.GraphModule) -> fx.GraphModule:
     refuse_overlapping_writes(gm)
     copy_what_bodies_leave(gm)
     write_lists_in_order(gm)
+    avoid_wrong_routines(gm)
     lay_masks(gm)
     infer_without_gradients(gm)
     return roll_loops(gm)

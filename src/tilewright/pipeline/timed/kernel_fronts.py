@@ -20,7 +20,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step
 from tilewright.ir.sizes import dims
 from tilewright.partition.memo import task_of
 from tilewright.partition.regions import is_product
-from tilewright.pipeline.build import Clock, KernelBuilder
+from tilewright.pipeline.build import Clock, JoinedKernelRefused, KernelBuilder
 from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial
 from tilewright.pipeline.trial import told
 from tilewright.runtime.cpu.toolchain import usable_cores
@@ -92,8 +92,15 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
     taken = {front: key for key, fronts in tasks.items() if known.get(key) for front in fronts}
     for front, key in taken.items():
         for kernel, solution in front.joined.items():
-            builder.solver.prefer(kernel, solution, partial(verdicts.drop, key))
+            builder.solver.prefer(kernel, solution, partial(_drop, verdicts, key))
     return _taken(cover, tuple(taken))
+
+
+def _drop(verdicts: Verdicts, key: str) -> None:
+    """Forget that kernels are faster as one. Under the schedule that the model prefers the one would be slow."""
+    verdicts.drop(key)
+    message = "a kernel that takes in the one in front does not build, though a clock preferred it: kernels stay apart"
+    raise JoinedKernelRefused(message, phase="build")
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:

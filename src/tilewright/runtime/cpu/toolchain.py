@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -374,10 +375,28 @@ def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
     finally:
         for process in running:
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                _end(process)
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a compiler and what it runs itself, where the system tells what that is. They share our process group, so
+    that whoever ends or interrupts this group reaches them; so the group cannot be killed."""
+    family = [process.pid]
+    for pid in family:  # grows meanwhile
+        _signalled(
+            pid, signal.SIGSTOP
+        )  # starts nothing any more, and reaps nothing: numbers stay what they are
+        family += map(int, read_text(Path(f"/proc/{pid}/task/{pid}/children")).split())
+    for pid in family:
+        _signalled(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _signalled(pid: int, sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # ended by itself, where SIGCHLD is ignored
+        os.kill(pid, sign)
 
 
 def first_errors(output: str, most: int = 3) -> str:
