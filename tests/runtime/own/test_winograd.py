@@ -4,7 +4,10 @@ rule."""
 from __future__ import annotations
 
 import functools
+import platform
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -13,37 +16,127 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tilewright import accuracy
-from tilewright.ir.graph import LibraryCall
+from tilewright.ir.graph import LibraryCall, bind
+from tilewright.ir.sizes import dims
 from tilewright.library.offers.offer import FrozenProduct
+from tilewright.options import Options
 from tilewright.rewrite.winograd import THREE, TWO
 from tilewright.runtime.own import product
+from tilewright.runtime.own import winograd as winograd_weights
+from tilewright.runtime.own.form import FusedProduct
+from tilewright.runtime.own.product import ProductCalls
+from tilewright.runtime.store.cache import ContentStore, default_root
+from tilewright.target import preset
+from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 
-def test_the_native_code_computes_with_these_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With turned weights that are small integers all is exact in floats: what comes back must be what the matrices
-    say."""
-    columns = channels = 16
-    turned = torch.randint(-2, 3, (20, channels, columns)).double()
+class Given:
+    """A convolution whose turned weights are small integers, so that all is exact in floats, whatever its sizes: what
+    comes back must be what the matrices say. Few channels of each column are not zero: all sums stay short."""
 
-    def given(weight: Tensor, panel: int) -> Tensor:
-        packed = torch.zeros(-(-columns // panel), 20, channels, panel)
-        packed.view(-1, 20, channels, panel)[0, :, :, :columns] = turned
-        return packed
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, image: tuple[int, ...], columns: int,
+        before: tuple[int, int] = (1, 1), behind: tuple[int, int] = (1, 1), owner: ProductCalls | None = None,
+    ) -> None:  # fmt: skip
+        channels = image[1]
+        any_size = replace(OWN_KERNELS, min_winograd_channels=1, min_winograd_tiles=1)
+        monkeypatch.setattr(winograd_weights, "OWN_KERNELS", any_size)
+        monkeypatch.setattr(product, "pack", self.pack)
+        self.turned = torch.zeros(20, channels, columns)
+        for column in range(columns):
+            some = torch.randperm(channels)[:4]
+            self.turned[:, some, column] = torch.randint(-2, 3, (20, len(some))).float()
+        self.x = torch.randint(-2, 3, image).float()
+        self.pads = before[1], behind[1], before[0], behind[0]
+        height, width = (n + p + q - 2 for n, p, q in zip(image[2:], before, behind, strict=True))
+        self.shape = image[0], columns, height, width
+        self.bias = torch.randint(-2, 3, (columns,)).float()
+        self.added = torch.randint(-2, 3, self.shape).float()
+        self.owner = owner or products(2)
+        even = min(before[0], behind[0]), min(before[1], behind[1])
+        uneven = tuple((p - n, q - n) for p, q, n in zip(before, behind, even, strict=True))
+        task = FrozenProduct(
+            torch.randn(columns, channels, 3, 3), self.bias, sizes(self.x), tuple(map(dims.integer, self.shape)),
+            (1, 1), even, (1, 1), fewer_products=True, uneven=uneven,
+        )  # fmt: skip
+        call = self.owner(task)
+        assert call is not None
+        self.call = cast(FusedProduct, call.function)
 
-    monkeypatch.setattr(product, "pack", given)
-    x = torch.randint(-2, 3, (1, channels, 12, 12)).float()
-    call = winograd(torch.randn(columns, channels, 3, 3), x)
-    matrices = [
-        [torch.tensor([[float(f) for f in r] for r in m]).double() for m in (s.image, s.back)]
-        for s in (TWO, THREE)
-    ]
-    (down, down_back), (across, across_back) = matrices
-    tiles = F.pad(x, (1, 1, 1, 1)).double().unfold(2, 4, 2).unfold(3, 5, 3)
-    numbers = torch.einsum("ai,bj,nchwij->nchwab", down, across, tiles).flatten(4)
-    sums = torch.einsum("fco,nchwf->nohwf", turned, numbers).unflatten(4, (4, 5))
-    want = torch.einsum("ia,jb,nohwab->nohiwj", down_back, across_back, sums).reshape(1, columns, 12, 12)
-    made = call.function(x)
-    assert isinstance(made, Tensor) and torch.equal(made.double(), want)
+    def pack(self, weight: Tensor, panel: int) -> Tensor:
+        """The turned weights in panels."""
+        columns, channels = weight.shape[:2]
+        panels = -(-columns // panel)
+        packed = torch.zeros(20, channels, panels * panel)
+        packed[..., :columns] = self.turned
+        return packed.unflatten(2, (panels, panel)).permute(2, 0, 1, 3).contiguous()
+
+    def want(self) -> Tensor:
+        """What the matrices say."""
+        images, columns, height, width = self.shape
+        high, wide = -(-height // 2), -(-width // 3)
+        left, right, top, bottom = self.pads
+        x = F.pad(self.x, (left, right + wide * 3 - width, top, bottom + high * 2 - height)).double()
+        (down, down_back), (across, across_back) = (
+            [torch.tensor([[float(f) for f in r] for r in m]).double() for m in (s.image, s.back)]
+            for s in (TWO, THREE)
+        )
+        tiles = x.unfold(2, 4, 2).unfold(3, 5, 3)
+        numbers = torch.einsum("ai,bj,nchwij->nchwab", down, across, tiles).flatten(4)
+        sums = torch.einsum("fco,nchwf->nohwf", self.turned.double(), numbers).unflatten(4, (4, 5))
+        made = torch.einsum("ia,jb,nohwab->nohiwj", down_back, across_back, sums)
+        made = made.reshape(images, columns, high * 2, wide * 3)[..., :height, :width]
+        return made + self.bias.double()[:, None, None]
+
+    def check(self) -> None:
+        """Sums, sums that are cut at zero behind what is added, and sums that another function follows."""
+        want, added = self.want(), self.added
+        assert torch.equal(_run(self.call, self.x), want)
+        cut = replace(self.call, added=True, activation="relu")
+        assert torch.equal(_run(cut, self.x, added), (want + added.double()).relu())
+        leaky = replace(self.call, activation="leaky_relu", constants=(0.25,))
+        assert torch.equal(_run(leaky, self.x), F.leaky_relu(want, 0.25))
+
+
+def _run(call: FusedProduct, *operands: Tensor) -> Tensor:
+    return cast(Callable[..., Tensor], bind(call.call().function))(*operands).double()
+
+
+@pytest.mark.parametrize("columns", [1, 8, 16, 17, 24, 33, 64])
+@pytest.mark.parametrize("channels", [1, 3, 16, 17, 24, 33, 100])
+def test_the_native_code_computes_with_these_numbers(
+    channels: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in (1, 2):
+        Given(monkeypatch, (1, channels, 12, 12), columns, owner=products(threads)).check()
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 7), (2, 2), (3, 5), (13, 11), (29, 31), (40, 3)])
+@pytest.mark.parametrize(
+    ("before", "behind"), [((1, 1), (1, 1)), ((2, 1), (1, 3)), ((0, 2), (2, 0)), ((2, 2), (2, 2))]
+)
+def test_images_of_any_size_with_borders_of_any(
+    height: int, width: int, before: tuple[int, int], behind: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for images in (1, 3):
+        Given(monkeypatch, (images, 20, height, width), 24, before, behind).check()
+
+
+def test_sums_over_many_channels_and_blocks_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of sums of chains, some of which are short; more tiles than are turned together, images that begin within
+    a block; and many channels, of which few tiles are."""
+    for channels in (65, 80, 129, 144, 700):
+        Given(monkeypatch, (3, channels, 21, 22), 40).check()
+
+
+@pytest.mark.slow  # it builds all sources once more
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the oldest machine of this kind")
+def test_machines_of_shorter_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options.make({"threads": 2})
+    owner = ProductCalls(preset("x86-64"), ContentStore(default_root(options)), options)
+    assert owner.lanes == 4
+    for channels, columns in ((3, 4), (16, 12), (33, 24), (100, 33)):
+        Given(monkeypatch, (2, channels, 13, 11), columns, (1, 1), (1, 2), owner).check()
 
 
 def winograd(
@@ -90,14 +183,16 @@ def test_it_errs_no_more_than_eager(
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf, 1e30])
-def test_what_is_not_like_the_rest_stays_where_its_windows_are(odd: float) -> None:
-    w, x = weight(40, 32), torch.randn(1, 32, 17, 19)
-    x[0, 3, 8, 9] = odd
-    eager, exact = F.conv2d(x, w, None, 1, 1), F.conv2d(x.double(), w.double(), None, 1, 1)
-    made = winograd(w, x).function(x)
+@pytest.mark.parametrize(("y", "x"), [(8, 9), (0, 0), (0, 18), (16, 0), (16, 18), (16, 7)])
+def test_what_is_not_like_the_rest_stays_where_its_windows_are(odd: float, y: int, x: int) -> None:
+    """In the image, and beside its borders."""
+    w, given = weight(40, 35), torch.randn(1, 35, 17, 19)
+    given[0, 33, y, x] = odd
+    eager, exact = F.conv2d(given, w, None, 1, 1), F.conv2d(given.double(), w.double(), None, 1, 1)
+    made = winograd(w, given).function(given)
     assert isinstance(made, Tensor)
     far = torch.ones(17, 19, dtype=torch.bool)
-    far[7:10, 8:11] = False
+    far[max(0, y - 1) : y + 2, max(0, x - 1) : x + 2] = False
     verdict = accuracy.compare(made[..., far], eager[..., far], exact[..., far])
     assert verdict.passed, str(verdict)
     assert torch.equal(made.isnan(), eager.isnan()) and torch.equal(made.isinf(), eager.isinf())

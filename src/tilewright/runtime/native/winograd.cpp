@@ -53,81 +53,109 @@ TW_INLINE void turn5_back(const R* m, R* y) {
   y[2] = fused(sum, broadcast(9.f / 16), sum2 * broadcast(25.f / 4));
 }
 
-// Numbers of one tile: to[number][channel], `apart` floats between two numbers. Gives the sum of squares of what is read.
-TW_NOINLINE float turn_tile(const float* const* at, i64 channels, float* to, i64 apart) {
-  R squares = R{};
-  for (i64 c = 0; c < channels; c += lanes) {
-    const i64 left = channels - c;
-    R x[numbers], rows[numbers];
-    if (left >= lanes) {
-#pragma GCC unroll 20
-      for (int k = 0; k < numbers; k++) x[k] = load<float, lanes>(at[k] + c).v;
-    } else {
-#pragma GCC unroll 20
-      for (int k = 0; k < numbers; k++) x[k] = load_part<float, lanes>(at[k] + c, left).v;
-    }
-#pragma GCC unroll 20
-    for (int k = 0; k < numbers; k++) squares = fused(x[k], x[k], squares);
+// Of several addresses with the same steps, each stays in a register of its own: compilers would keep all sums of addresses and
+// steps instead, in memory.
+template <class T> TW_INLINE T* apart_from_others(T* at) {
+  __asm__("" : "+r"(at));
+  return at;
+}
+
+// A row of five places, `step` floats apart, turned; adds their squares.
+TW_INLINE void turn_row(const float* from, i64 step, R* y, R& squares) {
+  R x[from_wide];
 #pragma GCC unroll 5
-    for (int k = 0; k < from_wide; k++) turn4(x + k, from_wide, rows + k, from_wide);
+  for (int k = 0; k < from_wide; k++) x[k] = load<float, lanes>(from + k * step).v;
+  R sum = x[0] * x[0];
 #pragma GCC unroll 4
-    for (int r = 0; r < from_high; r++) {
-      R y[from_wide];
-      turn5(rows + r * from_wide, y);
-#pragma GCC unroll 5
-      for (int k = 0; k < from_wide; k++) *(R*)(to + (r * from_wide + k) * apart + c) = y[k];
-    }
+  for (int k = 1; k < from_wide; k++) sum = fused(x[k], x[k], sum);
+  squares += sum;
+  turn5(x, y);
+}
+
+// Numbers of some vectors of channels of one tile: to[number][channel], `apart` floats between two numbers. Lines of the tile
+// are `line` floats apart, places `step`. Rows are taken up in the order in which turn4 needs them, so that all of a vector
+// stays in registers. Gives the sums of squares of what is read.
+TW_NOINLINE R turn_vectors(const float* from, i64 line, i64 step, i64 vectors, float* to, i64 apart) {
+  const float* rows[from_high];
+  float* ends[from_high];
+#pragma GCC unroll 4
+  for (int r = 0; r < from_high; r++) {
+    rows[r] = apart_from_others(from + r * line);
+    ends[r] = apart_from_others(to + r * from_wide * apart);
   }
-  float parts[lanes], sum = 0.f;
-  __builtin_memcpy(parts, &squares, sizeof parts);
-  for (int k = 0; k < lanes; k++) sum += parts[k];
-  return sum;
+  R squares = R{};
+  for (i64 c = 0; c < vectors * lanes; c += lanes) {
+    R y[from_wide], above[from_wide], below[from_wide];
+    turn_row(rows[1] + c, step, above, squares);
+    turn_row(rows[2] + c, step, below, squares);
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) *(R*)(ends[1] + k * apart + c) = above[k] + below[k];
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) *(R*)(ends[2] + k * apart + c) = below[k] - above[k];
+    turn_row(rows[0] + c, step, y, squares);
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) *(R*)(ends[0] + k * apart + c) = below[k] - y[k];
+    turn_row(rows[3] + c, step, y, squares);
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) *(R*)(ends[3] + k * apart + c) = y[k] - above[k];
+  }
+  return squares;
 }
 
 // to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
-// added, and sums of some chains. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
-template <int M> TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
-  for (i64 k = 0; k < n;) {
-    R total[M * across2];
-#pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) total[q] = R{};
-    const bool first_of_all = k == 0;
-    for (const i64 end = min(n, k + long_chain); k < end;) {
-      R sum[M * across2];
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) sum[q] = R{};
-      for (const i64 stop = min(end, k + short_chain); k < stop; k++, w += panel2, ahead += step) {
-        __builtin_prefetch(ahead, 0, 2);
-        const R first = *(const R*)w, second = *(const R*)(w + lanes);
+// added, and sums of some chains. w[k] has J vectors that are wanted. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
+#define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < J; j++)
+#define TW_SUM(to) (*(R*)((to) + r * panel2 + j * lanes))
+template <int M, int J>
+TW_NOINLINE void short_sums(const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
+  const float* at[M];
+  alignas(64) float part[M * panel2];
 #pragma GCC unroll 8
-        for (int r = 0; r < M; r++) {
-          const R v = broadcast(from[r * apart + k]);
-          sum[2 * r] = fused(v, first, sum[2 * r]);
-          sum[2 * r + 1] = fused(v, second, sum[2 * r + 1]);
+  for (int r = 0; r < M; r++) at[r] = from + r * apart;
+  for (i64 k = 0, end; k < n; k = end) {
+    end = min(n, k + long_chain);
+    const bool more = k > 0;
+    for (bool begun = false;; begun = true) {
+      R sum[M][J];
+      TW_TILE sum[r][j] = R{};
+      if (end - k >= short_chain) {
+#pragma GCC unroll 16
+        for (int i = 0; i < short_chain; i++) {
+          if (i % 2 == 0) __builtin_prefetch(ahead + i * step, 0, 2);
+          add_products<M, J>(sum, at, k + i, w + i * panel2);
         }
+        k += short_chain, w += short_chain * panel2, ahead += short_chain * step;
+      } else {
+        for (; k < end; k++, w += panel2) add_products<M, J>(sum, at, k, w);
       }
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) total[q] += sum[q];
+      if (begun) TW_TILE sum[r][j] += TW_SUM(part);
+      if (k < end) {
+        TW_TILE TW_SUM(part) = sum[r][j];
+        continue;
+      }
+      if (more) TW_TILE sum[r][j] += TW_SUM(to);
+      TW_TILE TW_SUM(to) = sum[r][j];
+      break;
     }
-    if (!first_of_all) {
-#pragma GCC unroll 16
-      for (int q = 0; q < M * across2; q++) total[q] += *(const R*)(to + q * lanes);
-    }
-#pragma GCC unroll 16
-    for (int q = 0; q < M * across2; q++) *(R*)(to + q * lanes) = total[q];
+  }
+}
+#undef TW_TILE
+#undef TW_SUM
+
+template <int J>
+void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
+  switch (m) {
+    case 1: return short_sums<1, J>(from, apart, w, n, to, ahead, step);
+    case 2: return short_sums<2, J>(from, apart, w, n, to, ahead, step);
+    case 3: return short_sums<3, J>(from, apart, w, n, to, ahead, step);
+    case 4: return short_sums<4, J>(from, apart, w, n, to, ahead, step);
+    case 5: return short_sums<5, J>(from, apart, w, n, to, ahead, step);
+    default: return short_sums<6, J>(from, apart, w, n, to, ahead, step);
   }
 }
 
-void short_sums_of(i64 m, const float* from, i64 apart, const float* w, i64 n, float* to, const float* ahead, i64 step) {
-  switch (m) {
-    case 1: return short_sums<1>(from, apart, w, n, to, ahead, step);
-    case 2: return short_sums<2>(from, apart, w, n, to, ahead, step);
-    case 3: return short_sums<3>(from, apart, w, n, to, ahead, step);
-    case 4: return short_sums<4>(from, apart, w, n, to, ahead, step);
-    case 5: return short_sums<5>(from, apart, w, n, to, ahead, step);
-    default: return short_sums<6>(from, apart, w, n, to, ahead, step);
-  }
-}
+// Floats between two numbers that take so many.
+i64 number_floats(i64 floats) { return round_up(floats, 2 * line_floats) + line_floats; }
 
 // Where a tile lies: its image, its first row and place.
 struct Corner {
@@ -135,6 +163,13 @@ struct Corner {
 };
 Corner corner_of(const Tiling& t, i64 tile) {
   return {tile / t.wide / t.high, tile / t.wide % t.high * tile_high, tile % t.wide * tile_wide};
+}
+Corner next_corner(const Tiling& t, Corner corner) {
+  const Product& p = *t.run->p;
+  if ((corner.x += tile_wide) < p.out_width) return corner;
+  corner.x = 0;
+  if ((corner.y += tile_high) >= p.out_height) corner.y = 0, corner.image++;
+  return corner;
 }
 
 void aim(const Tiling& t, const Corner& corner, const float** at) {
@@ -145,6 +180,31 @@ void aim(const Tiling& t, const Corner& corner, const float** at) {
       const bool inside = u64(y) < u64(p.height) && u64(x) < u64(p.width);
       at[r * from_wide + k] = inside ? t.run->x + ((corner.image * p.height + y) * p.width + x) * p.inner : p.zeros;
     }
+}
+
+// Numbers of one tile, as turn_vectors. Gives the sum of squares of what is read.
+TW_NOINLINE float turn_tile(const Tiling& t, const Corner& corner, float* to, i64 apart) {
+  const Product& p = *t.run->p;
+  const i64 y = corner.y - p.pad_y, x = corner.x - p.pad_x, whole = p.inner / lanes;
+  const bool inside = y >= 0 && x >= 0 && y + from_high <= p.height && x + from_wide <= p.width;
+  const i64 line = p.width * p.inner, done = inside ? whole * lanes : 0;
+  R squares = R{};
+  if (inside) squares = turn_vectors(t.run->x + (corner.image * p.height + y) * line + x * p.inner, line, p.inner, whole, to, apart);
+  if (done < p.inner) {  // what has no place in the image, or no vector, is laid out with zeros
+    alignas(64) float window[numbers * lanes];
+    const float* at[numbers];
+    aim(t, corner, at);
+    for (i64 c = done; c < p.inner; c += lanes) {
+      const i64 left = p.inner - c;
+      for (int k = 0; k < numbers; k++)
+        *(V*)(window + k * lanes) = left >= lanes ? load<float, lanes>(at[k] + c) : load_part<float, lanes>(at[k] + c, left);
+      squares += turn_vectors(window, from_wide * lanes, lanes, 1, to + c, apart);
+    }
+  }
+  float parts[lanes], sum = 0.f;
+  __builtin_memcpy(parts, &squares, sizeof parts);
+  for (int k = 0; k < lanes; k++) sum += parts[k];
+  return sum;
 }
 
 // Places of a tile whose sums lie in sums[place], `panel` floats apart: n columns from `column` on.
@@ -159,16 +219,57 @@ void finish_tile(const Tiling& t, const Corner& corner, i64 column, i64 n, const
   }
 }
 
-// The sums of a tile turned back: from[number], `apart` floats from each other.
-TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 column, i64 n, const float* from, i64 apart) {
-  const Run& run = *t.run;
-  const Product& p = *run.p;
-  const Ending ending = ending_of(p);
-  const bool direct = ending.direct && n == panel2;
-  const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
-  const i64 at = ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
+// Sums of J vectors of columns of a tile turned back: from[number], `apart` floats from each other, to the places of the
+// result, all or as many as are `there`, from `at` on.
+struct There {
+  i64 high, wide;
+};
+template <int J, bool All>
+TW_NOINLINE void turn_back_directly(const Run& run, i64 at, const There& there, const Ending& ending, const float* bias, const float* from, i64 apart) {
+  const i64 step = run.p->columns, line = run.p->out_width * step;
+  const float* rows[from_high];
+#pragma GCC unroll 4
+  for (int r = 0; r < from_high; r++) rows[r] = apart_from_others(from + r * from_wide * apart);
+#pragma GCC unroll 1
+  for (int j = 0; j < J * lanes; j += lanes) {
+    R sums[tile_high * from_wide];
+#pragma GCC unroll 5
+    for (int k = 0; k < from_wide; k++) {
+      R m[from_high];
+#pragma GCC unroll 4
+      for (int r = 0; r < from_high; r++) m[r] = *(const R*)(rows[r] + k * apart + j);
+      turn4_back(m, 1, sums + k, from_wide);
+    }
+    const R more = bias ? load<float, lanes>(bias + j).v : R{};
+#pragma GCC unroll 2
+    for (int r = 0; r < tile_high; r++) {
+      R y[tile_wide];
+      turn5_back(sums + r * from_wide, y);
+#pragma GCC unroll 3
+      for (int k = 0; k < tile_wide; k++) {
+        if (!All && (r >= there.high || k >= there.wide)) continue;
+        const i64 to = at + r * line + k * step + j;
+        V v = {y[k] + more};
+        if (run.added) v = v + load<float, lanes>(run.added + to);
+        store(run.out + to, between(v, ending));
+      }
+    }
+  }
+}
+
+// The same for n columns from `column` on, whatever becomes of them.
+TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, const Ending& ending, i64 column, i64 n, const float* from, i64 apart) {
+  const Product& p = *t.run->p;
+  if (ending.direct && n % lanes == 0) {
+    const There there = {min(i64(tile_high), p.out_height - corner.y), min(i64(tile_wide), p.out_width - corner.x)};
+    const bool all = there.high == tile_high && there.wide == tile_wide;
+    const i64 at = ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
+    const auto turn = n == lanes ? all ? turn_back_directly<1, true> : turn_back_directly<1, false>
+                                 : all ? turn_back_directly<across2, true> : turn_back_directly<across2, false>;
+    return turn(*t.run, at, there, ending, p.bias ? p.bias + column : nullptr, from, apart);
+  }
   alignas(64) float sums[tile_high * tile_wide * panel];
-  for (int j = 0; j < panel2; j += lanes) {
+  for (int j = 0; j < round_up(n, lanes); j += lanes) {
     R rows[tile_high * from_wide];
 #pragma GCC unroll 5
     for (int k = 0; k < from_wide; k++) {
@@ -177,24 +278,15 @@ TW_NOINLINE void turn_tile_back(const Tiling& t, const Corner& corner, i64 colum
       for (int r = 0; r < from_high; r++) m[r] = *(const R*)(from + (r * from_wide + k) * apart + j);
       turn4_back(m, 1, rows + k, from_wide);
     }
-    const R bias = direct && p.bias ? load<float, lanes>(p.bias + column + j).v : R{};
 #pragma GCC unroll 2
     for (int r = 0; r < tile_high; r++) {
       R y[tile_wide];
       turn5_back(rows + r * from_wide, y);
 #pragma GCC unroll 3
-      for (int k = 0; k < tile_wide; k++) {
-        if (!direct) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
-        else if (r < high && k < wide) {
-          const i64 to = at + (r * p.out_width + k) * p.columns + j;
-          V v = {y[k] + bias};
-          if (run.added) v = v + load<float, lanes>(run.added + to);
-          store(run.out + to, between(v, ending));
-        }
-      }
+      for (int k = 0; k < tile_wide; k++) *(R*)(sums + (r * tile_wide + k) * panel + j) = y[k];
     }
   }
-  if (!direct) finish_tile(t, corner, column, n, sums);
+  finish_tile(t, corner, column, n, sums);
 }
 
 // A tile by plain sums, in chains of a piece of the channels, for n columns from `column` on.
@@ -227,42 +319,58 @@ TW_NOINLINE void sum_plainly(const Tiling& t, const Corner& corner, const float*
   finish_tile(t, corner, column, n, sums);
 }
 
+// Fetches the places of a tile, of a panel of columns from `column` on, into the core's cache: they are written at a time when
+// nothing else is to be done, and would be waited for.
+TW_INLINE void fetch_results(const Tiling& t, const Corner& corner, i64 column) {
+  const Product& p = *t.run->p;
+  const float* to = t.run->out + ((corner.image * p.out_height + corner.y) * p.out_width + corner.x) * p.columns + column;
+  const i64 high = min(i64(tile_high), p.out_height - corner.y), wide = min(i64(tile_wide), p.out_width - corner.x);
+  for (i64 r = 0; r < high; r++)
+    for (i64 k = 0; k < wide; k++)
+      for (int j = 0; j < panel2; j += line_floats) __builtin_prefetch(to + (r * p.out_width + k) * p.columns + j, 1, 2);
+}
+
 // Tiles [first, last) for some panels of columns.
 void tiles(const Tiling& t, i64 first, i64 last, i64 panel_from, i64 panel_to, float* memory) {
   const Product& p = *t.run->p;
-  const i64 count = last - first, row = t.step, apart = count * row, strips = (count + down - 1) / down;
+  const i64 count = last - first, row = t.step, strips = (count + down - 1) / down;
+  // Numbers lie an odd number of lines apart: else those of a tile would drive each other out of the nearest cache.
+  const i64 apart = number_floats(count * row), sums_apart = number_floats(count * panel2);
   float* sums = memory ? memory + numbers * apart : nullptr;
   const float* at[numbers];
   bool plainly[most_tiles];
+  Corner corners[most_tiles];
+  const Ending ending = ending_of(p);
   for (i64 k = 0; k < count; k++) {
-    const Corner corner = corner_of(t, first + k);
-    aim(t, corner, at);
-    plainly[k] = !memory || !(turn_tile(at, p.inner, memory + k * row, apart) <= t.limit);
+    corners[k] = k ? next_corner(t, corners[k - 1]) : corner_of(t, first);
+    plainly[k] = !memory || !(turn_tile(t, corners[k], memory + k * row, apart) <= t.limit);
+    if (plainly[k]) aim(t, corners[k], at);
     for (i64 g = panel_from; plainly[k] && g < panel_to; g++)
-      sum_plainly(t, corner, at, g * panel2, min(i64(panel2), p.columns - g * panel2));
+      sum_plainly(t, corners[k], at, g * panel2, min(i64(panel2), p.columns - g * panel2));
   }
   if (!memory) return;
   for (i64 g = panel_from; g < panel_to; g++) {
-    const i64 length = p.inner * panel2, part = panel2 / strips;
+    const i64 length = p.inner * panel2, part = panel2 / strips, n = min(i64(panel2), p.columns - g * panel2);
+    const auto sum = n <= lanes ? short_sums_of<1> : short_sums_of<across2>;
     const float* w = p.weights + g * numbers * length;
     for (i64 a = 0; a < numbers; a++, w += length) {
       const float* ahead = g + 1 < t.panels || a + 1 < numbers ? w + length : p.weights;  // there is nothing behind the last
+      for (i64 k = count * a / numbers; k < count * (a + 1) / numbers; k++) fetch_results(t, corners[k], g * panel2);
       for (i64 s = 0, k = 0, end; s < strips; s++, k = end) {
         end = count * (s + 1) / strips;
-        short_sums_of(end - k, memory + a * apart + k * row, row, w, p.inner, sums + (a * count + k) * panel2,
-                      ahead + s * part * p.inner, part);
+        sum(end - k, memory + a * apart + k * row, row, w, p.inner, sums + a * sums_apart + k * panel2, ahead + s * part * p.inner, part);
       }
     }
     for (i64 k = 0; k < count; k++)
       if (!plainly[k])
-        turn_tile_back(t, corner_of(t, first + k), g * panel2, min(i64(panel2), p.columns - g * panel2), sums + k * panel2, count * panel2);
+        turn_tile_back(t, corners[k], ending, g * panel2, n, sums + k * panel2, sums_apart);
   }
 }
 
 void tile_blocks(void* context, i64 begin, i64 end, i64 worker) {
   const Tiling& t = *(const Tiling*)context;
   const i64 most = (t.count + t.blocks - 1) / t.blocks;
-  float* memory = (float*)t.scratch(worker, numbers * most * (t.step + panel2) * 4);
+  float* memory = (float*)t.scratch(worker, numbers * (number_floats(most * t.step) + number_floats(most * panel2)) * 4);
   for (i64 i = begin; i < end; i++) {
     const i64 block = i / t.groups, group = i % t.groups;
     tiles(t, t.count * block / t.blocks, t.count * (block + 1) / t.blocks, t.panels * group / t.groups,
