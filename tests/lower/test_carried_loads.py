@@ -97,7 +97,9 @@ def test_steps_are_written_out_until_each_value_is_back_in_its_register() -> Non
 @pytest.mark.parametrize(("stop", "written"), [(4, 1), (5, 1), (6, 4), (7, 4)])
 def test_steps_are_not_written_out_where_there_are_fewer(stop: int, written: int) -> None:
     """A loop over groups of four steps would run none of them, and compilers take minutes for what is in it."""
-    loops = {s.axis: s.unrolled for s in with_carried_loads(sums(start=integer(2), stop=integer(stop))).loops()}
+    loops = {
+        s.axis: s.unrolled for s in with_carried_loads(sums(start=integer(2), stop=integer(stop))).loops()
+    }
     assert loops[P] == written
 
 
