@@ -292,6 +292,9 @@ class ProposalChoices:
     """Parts of a wide access that a thread has of each result: of less, registers hold more results and threads."""
     window_rows: tuple[int, ...] = (4, 7, 14)
     """Rows over which a thread walks, where the image has a multiple of them."""
+    max_walked_products: int = 72
+    """Products of a thread in each row of such a walk: eight results of windows of 3 x 3. Over those of 7 x 7 Triton
+    takes minutes, for what they keep from row to row."""
     max_kept_walks: int = 2
     """Blocks whose threads walk, of one number of results side by side."""
     max_kept_windows: int = 4

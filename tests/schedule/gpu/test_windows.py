@@ -126,6 +126,16 @@ def test_no_thread_holds_more_than_its_registers() -> None:
         assert work.elements(held) <= 400
 
 
+@pytest.mark.parametrize(
+    ("shape", "taps", "walks"), [((1, 96, 56, 56), 3, True), ((1, 96, 56, 56), 7, False)]
+)
+def test_threads_walk_where_a_row_is_little_work(shape: Shape, taps: int, *, walks: bool) -> None:
+    """A compiler takes minutes for rows of a large window that are kept from step to step."""
+    found = [s for s in proposals(shape, taps) if s.schedule.memory.carried]
+    assert bool(found) is walks
+    assert all(work_of(s)[0].products <= 8 * 9 for s in found)
+
+
 def test_what_lies_across_memory_takes_a_line_for_each_element() -> None:
     """Weights whose taps lie innermost: a thread's channels are elements of as many lines."""
     lines: list[dict[str, float]] = []

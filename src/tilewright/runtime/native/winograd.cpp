@@ -26,18 +26,12 @@ struct Tiling {
   void* (*scratch)(i64 worker, i64 bytes);
 };
 
-// x0 .. x3 to what stands for them, and sums back to two places.
-TW_INLINE void turn4(const R* x, i64 d, R* y, i64 e) {
-  y[0] = x[2 * d] - x[0];
-  y[e] = x[d] + x[2 * d];
-  y[2 * e] = x[2 * d] - x[d];
-  y[3 * e] = x[3 * d] - x[d];
-}
+// Four rows x0 .. x3 are turned into x2 - x0, x1 + x2, x2 - x1 and x3 - x1 (`turn_vectors`); their sums back to two places:
 TW_INLINE void turn4_back(const R* m, i64 d, R* y, i64 e) {
   y[0] = m[0] + m[d] + m[2 * d];
   y[e] = m[d] - m[2 * d] + m[3 * d];
 }
-// The same of five numbers, for the points 0, +-3/4, +-5/2: all constants are exact.
+// Five numbers of a row, for the points 0, +-3/4, +-5/2: all constants are exact.
 TW_INLINE void turn5(const R* x, R* y) {
   const R c = broadcast(-25.f / 4), d = broadcast(-9.f / 16);
   y[0] = fused(x[0], broadcast(225.f / 64), fused(x[2], broadcast(-109.f / 16), x[4]));
@@ -73,8 +67,8 @@ TW_INLINE void turn_row(const float* from, i64 step, R* y, R& squares) {
 }
 
 // Numbers of some vectors of channels of one tile: to[number][channel], `apart` floats between two numbers. Lines of the tile
-// are `line` floats apart, places `step`. Rows are taken up in the order in which turn4 needs them, so that all of a vector
-// stays in registers. Gives the sums of squares of what is read.
+// are `line` floats apart, places `step`. The two rows in the middle, which all others need, are turned first: all of a vector
+// stays in registers then. Gives the sums of squares of what is read.
 TW_NOINLINE R turn_vectors(const float* from, i64 line, i64 step, i64 vectors, float* to, i64 apart) {
   const float* rows[from_high];
   float* ends[from_high];
@@ -103,7 +97,8 @@ TW_NOINLINE R turn_vectors(const float* from, i64 line, i64 step, i64 vectors, f
 }
 
 // to[r][:] = sums over n of from[r][k] * w[k][:], for M rows that lie `apart` floats from each other: chains of products are
-// added, and sums of some chains. w[k] has J vectors that are wanted. Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
+// added, and sums of some chains. w[k] has J vectors that are wanted. Also fetches lines from `ahead` on into the core's cache,
+// `step` floats further in each turn. Sums of chains are kept in memory: there are too few registers.
 #define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < J; j++)
 #define TW_SUM(to) (*(R*)((to) + r * panel2 + j * lanes))
 template <int M, int J>

@@ -90,7 +90,9 @@ def _walked(
     row has too: where all taps are written out, and registers hold this."""
     target, hints = by.target, by.hints
     extent = dims.static(rows.extent)
-    if single.form.folds or extent is None or work.registers(blocks, rows, target) > target.vector_registers:
+    if single.form.folds or extent is None or work.products > PROPOSALS.max_walked_products:
+        return
+    if work.registers(blocks, rows, target) > target.vector_registers:
         return
     plans = single.schedule.tiling.classes
     for steps in PROPOSALS.window_rows:
