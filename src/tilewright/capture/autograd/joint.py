@@ -50,6 +50,7 @@ from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
 from tilewright.errors import UnsupportedError, warn_once
 
+from .batched import one_by_one
 from .mended_scans import mended_scans
 from .rng import dropped_by_masks, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
@@ -260,6 +261,9 @@ def _boxed(runner: Runner, kind: str, recorder: GraphRecorder | None) -> Runner:
     if recorder is None and kind != "backward" and getattr(runner, "_boxed_call", False):
         plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
         return runner if plain is None else plain()
+
+    if kind == "backward":
+        runner = one_by_one(runner)
 
     def run(args: list[object]) -> list[object]:
         if recorder is not None and recorder.stop:
