@@ -116,3 +116,31 @@ def test_the_library_is_given_the_mask_that_kernels_read(heads: int) -> None:
     found = op.call.function(*args, **dict(op.call.kwargs))
     whole = [tensors[0], *(t.expand(1, 2, KEYS, 8) for t in tensors[1:])]
     torch.testing.assert_close(found, F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=0.5))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bias_of_another_type_is_not_given_to_cudnn(dtype: torch.dtype, heads: int) -> None:
+    """Which would read it as if it were of the queries' type."""
+    graph = fx.Graph()
+    examples = [torch.randn(s) for s in (SHAPE, *2 * [(1, heads, KEYS, 8)], (1, 1, 4, KEYS))]
+    tensors = [*(t.to(dtype) for t in examples[:3]), examples[3]]
+    nodes = [graph.placeholder(name) for name in "qkvb"]
+    for n, t in zip(nodes, tensors, strict=True):
+        n.meta["val"] = t
+    made = graph.call_function(aten._scaled_dot_product_cudnn_attention.default, (*nodes, False))
+    made.meta["val"] = (tensors[0], *[None] * 8)
+    first = graph.call_function(operator.getitem, (made, 0))
+    first.meta["val"] = tensors[0]
+    graph.output((first,))
+    captured = from_fx(fx.GraphModule(torch.nn.Module(), graph))
+    whole = [tensors[0], *(t.expand(1, 2, KEYS, 8) for t in tensors[1:3]), tensors[3]]
+    wanted = F.scaled_dot_product_attention(*(t.double() for t in whole))
+    (numbers,) = run_graph(captured, [t.float().numpy() for t in tensors])
+    by_kernels = torch.as_tensor(numbers.astype("float64"))
+    (op,) = select(normalise(captured)).ops
+    assert op.call is not None
+    args = [tensors[a.index] if isinstance(a, Operand) else a for a in op.call.args]
+    by_call = op.call.function(*args, **dict(op.call.kwargs))[op.call.places[0]]  # type: ignore[index]
+    for found in (by_kernels, by_call):
+        torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=0)

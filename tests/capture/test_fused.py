@@ -95,6 +95,40 @@ def test_masks_that_cudnn_gets_wrong_go_to_another_routine(
     torch.testing.assert_close(gm(q, k, mask), wanted)
 
 
+@pytest.mark.parametrize("mask_dtype", [HALF, SINGLE])
+def test_masks_are_laid_densely_for_the_other_routine(mask_dtype: torch.dtype) -> None:
+    gm = attends("cuda", 64, HALF, mask_dtype)
+    (m,) = (n for n in gm.graph.nodes if n.name == "m")
+    with FakeTensorMode():
+        m.meta["example_value"] = torch.empty(16, 1, device="cuda", dtype=mask_dtype).expand(16, 64)
+    avoid_wrong_routines(gm)
+    lay_masks(gm)
+    (node,) = gm.graph.find_nodes(op="call_function", target=attend_without_cudnn)
+    given: list[torch.Tensor] = []
+    node.target = lambda q, attn_mask, **_: (given.append(attn_mask), q)[1]
+    gm.recompile()
+    gm(
+        *(torch.randn(2, 4, n, 8, dtype=HALF) for n in (16, 64)),
+        torch.randn(16, 1, dtype=mask_dtype).expand(16, 64),
+    )
+    assert given[0].is_contiguous() and given[0].dtype is HALF
+
+
+def test_what_is_computed_again_for_gradients_is_looked_at() -> None:
+    """Its graph is a part of the program's."""
+    inner = attends("cuda", 64, HALF, SINGLE)
+    root, graph = torch.nn.Module(), fx.Graph()
+    root.add_module("wrap_body_0", inner)
+    given = [graph.placeholder(name) for name in ("q", "k", "m")]
+    graph.output(graph.call_module("wrap_body_0", tuple(given)))
+    gm = fx.GraphModule(root, graph)
+    avoid_wrong_routines(gm)
+    assert inner.graph.find_nodes(op="call_function", target=attend_without_cudnn)
+    q, k = (torch.randn(2, 4, n, 8, dtype=HALF) for n in (16, 64))
+    mask = torch.randn(16, 64)
+    torch.testing.assert_close(gm(q, k, mask), F.scaled_dot_product_attention(q, k, k, mask.to(HALF)))
+
+
 def test_programs_that_are_trained_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[fx.GraphModule] = []
     monkeypatch.setattr(joint, "avoid_wrong_routines", seen.append)

@@ -21,7 +21,8 @@ from tilewright.partition.cover import partition
 from tilewright.partition.regions import is_product
 from tilewright.pipeline import phases
 from tilewright.pipeline.backends import BACKENDS
-from tilewright.pipeline.build import JoinedKernelRefused, KernelBuilder, Kernels, in_silence
+from tilewright.pipeline.build import Clock, JoinedKernelRefused, KernelBuilder, Kernels, in_silence
+from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial
 from tilewright.pipeline.timed import kernel_fronts
 from tilewright.pipeline.timed.kernel_fronts import REASON, find_fronts, join_fronts
 from tilewright.rewrite.normal.normalise import normalise
@@ -226,33 +227,42 @@ def test_what_is_joined_has_the_schedule_that_was_timed() -> None:
     assert not made.solver.preferred
 
 
+@pytest.mark.parametrize("timed", [False, True])
 def test_kernels_stay_apart_where_the_joined_one_does_not_build(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    timed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Joined under the schedule that the model prefers, each grid point would fold anew in the slowest way."""
+    """Joined under the schedule that the model prefers, each grid point would fold anew in the slowest way. They may be
+    refused where their other schedules are `timed`, and with them what a clock preferred is forgotten."""
     refused: list[Kernel] = []
 
     def joined(cover: Cover, *_: object) -> Cover:
         steps = (replace(s, reason=REASON) if isinstance(s, Kernel) else s for s in cover.steps)
         return replace(cover, steps=tuple(steps))
 
-    def built(self: KernelBuilder, covers: Sequence[Cover], *args: object) -> Kernels:
+    def ways(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> None:
+        if timed:
+            ReplayTrial(builder, device, clock)([[ReplayContestant(cover)]])
+
+    def built(self: KernelBuilder, covers: Sequence[Cover], *args: object, once: bool = False) -> Kernels:
         wrong = [k for c in covers for k in kernels(c) if k.reason == REASON]
+        assert not (wrong and refused), "it is forgotten that a clock preferred it"
         refused.extend(wrong)
         if wrong:
-            raise JoinedKernelRefused("it stays apart", phase="build")
-        return build(self, covers, *args)  # type: ignore[arg-type]
+            raise JoinedKernelRefused(f"it stays apart, timed: {timed}", phase="build")
+        return build(self, covers, *args, once=once)  # type: ignore[arg-type]
 
     build = KernelBuilder.built
+    monkeypatch.setattr(phases, "choose_ways", ways)
     monkeypatch.setattr(phases, "join_fronts", joined)
     monkeypatch.setattr(KernelBuilder, "built", built)
-    monkeypatch.setattr(type(BACKENDS["cpu"]), "replay_clock", lambda self, device: clock_of())
+    monkeypatch.setattr(type(BACKENDS["cpu"]), "replay_clock", lambda self, device: clock_of(*99 * (1.0,)))
     x, w = torch.randn(2, K), torch.randn(K)
     options = {"cache_dir": str(tmp_path), "measure": True, "tune_seconds": 1}
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="it stays apart"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=f"it stays apart, timed: {timed}"):
         fast = tilewright.compile(normed, (x, w), options=options)
+        found = fast(x, w)
     assert len(refused) == 1 and fast.kernels
-    torch.testing.assert_close(fast(x, w), normed(x, w))
+    torch.testing.assert_close(found, normed(x, w))
 
 
 def test_much_slower_ones_by_the_model_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,17 @@ _OPERANDS = ("query", "key", "value", "attn_mask")
 def lay_masks(gm: fx.GraphModule) -> None:
     """Lay masks of attention whose keys do not lie side by side (a broadcast leaves them so) densely, on a GPU. The
     fused routines there take no others: what torch takes instead saves all scores for the backward pass."""
-    laid = False
-    for node, mask in _masked(gm):
-        if not _lies_apart(mask.meta.get("example_value")):
-            continue
-        with gm.graph.inserting_before(node):
-            dense = gm.graph.call_method("contiguous", (mask,))
-        node.replace_input_with(mask, dense)
-        laid = True
-    if laid:
-        gm.recompile()
+    for part in _parts(gm):
+        laid = False
+        for node, mask in _masked(part.graph):
+            if not _lies_apart(mask.meta.get("example_value")):
+                continue
+            with part.graph.inserting_before(node):
+                dense = part.graph.call_method("contiguous", (mask,))
+            node.replace_input_with(mask, dense)
+            laid = True
+        if laid:
+            part.recompile()
 
 
 def avoid_wrong_routines(gm: fx.GraphModule) -> None:
@@ -33,22 +34,28 @@ def avoid_wrong_routines(gm: fx.GraphModule) -> None:
     torch 2.11 to 2.13). A mask of fp32 beside halves is read as if it were halves (pytorch issue 191612): it becomes
     halves, as other routines want it. Where half a tile of keys is left over, gradients may be NaN (196678): another
     routine is taken, also where the number of keys is free."""
+    for part in _parts(gm):
+        if _without_wrong_routines(part.graph):
+            part.recompile()
+
+
+def _without_wrong_routines(graph: fx.Graph) -> bool:
+    """Whether a graph is another one now."""
     changed, tile = False, LIBRARY_FAULTS.cudnn_key_tile
-    for node, mask in _masked(gm):
+    for node, mask in _masked(graph):
         q, k, m = (_example(_operand(node, position)) for position in (0, 1, 3))
         if q is None or k is None or m is None or m.device.type != "cuda":
             continue
         if m.dtype == torch.float32 and q.dtype in HALVES:
-            with gm.graph.inserting_before(node):
-                halves = gm.graph.call_method("to", (mask, q.dtype))
+            with graph.inserting_before(node):  # laid as other routines want it, see `lay_masks`
+                halves = graph.call_method("to", (mask, q.dtype), {"memory_format": torch.contiguous_format})
             node.replace_input_with(mask, halves)
             changed = True
         keys = k.shape[-2] if k.dim() > 1 else 0
         if isinstance(keys, torch.SymInt) or keys % tile == tile // 2:
             node.target = attend_without_cudnn
             changed = True
-    if changed:
-        gm.recompile()
+    return changed
 
 
 def attend_without_cudnn(*args: object, **kwargs: object) -> Tensor:
@@ -64,10 +71,15 @@ def attend_without_cudnn(*args: object, **kwargs: object) -> Tensor:
         cuda.enable_cudnn_sdp(before)
 
 
-def _masked(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
+def _parts(gm: fx.GraphModule) -> list[fx.GraphModule]:
+    """A graph and those that ops of it run: what is computed again for gradients (checkpoints), branches, loops."""
+    return [part for part in gm.modules() if isinstance(part, fx.GraphModule)]
+
+
+def _masked(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each attention with a mask, and the mask."""
-    target = torch.nn.functional.scaled_dot_product_attention
-    for node in gm.graph.find_nodes(op="call_function", target=target):
+    targets = torch.nn.functional.scaled_dot_product_attention, attend_without_cudnn
+    for node in [n for t in targets for n in graph.find_nodes(op="call_function", target=t)]:
         mask = _operand(node, 3)
         if isinstance(mask, fx.Node):
             yield node, mask

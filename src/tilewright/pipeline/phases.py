@@ -344,8 +344,20 @@ def _clocked(state: State) -> tuple[DevicePlace, str, Clock]:
 def _choose_ways(state: State) -> State:
     place, where, clock = _clocked(state)
     assert state.cover is not None
-    choose_ways(state.cover, _quiet_builder(state), place.device, clock, where)
+    try:
+        choose_ways(state.cover, _quiet_builder(state), place.device, clock, where)
+    except JoinedKernelRefused as refused:
+        return _choose_ways(_with_kernels_apart(state, refused))
     return state
+
+
+def _with_kernels_apart(state: State, refused: JoinedKernelRefused) -> State:
+    """The cover before a clock joined kernels of it, as one that it joined is `refused`: that is raised if there is no
+    such cover."""
+    if state.apart is None:
+        raise refused
+    warn_once(str(refused))
+    return _choose_places(replace(state, cover=state.apart, apart=None))
 
 
 def _make_kernels(state: State) -> State:
@@ -358,10 +370,7 @@ def _make_kernels(state: State) -> State:
     try:
         return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
     except JoinedKernelRefused as refused:
-        if state.apart is None:
-            raise
-        warn_once(str(refused))
-        return _make_kernels(_choose_places(replace(state, cover=state.apart, apart=None)))
+        return _make_kernels(_with_kernels_apart(state, refused))
 
 
 def _plan(state: State) -> State:

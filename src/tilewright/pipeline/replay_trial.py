@@ -30,7 +30,15 @@ from tilewright.tuning.input_limits import MODELS
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .backends.executables import executable
-from .build import Clock, KernelBuilder, Kernels, RefusedKernels, names_of, number_kernels
+from .build import (
+    Clock,
+    JoinedKernelRefused,
+    KernelBuilder,
+    Kernels,
+    RefusedKernels,
+    names_of,
+    number_kernels,
+)
 from .state import PlannedGraph
 from .trial import operands
 
@@ -81,9 +89,11 @@ class ReplayTrial:
         return [f or [None] * len(c) for f, c in zip(found, contests, strict=True)]
 
     def _tried(self, do: Callable[[], T]) -> T | None:
-        """What `do` gives; None where it fails, of which others know nothing."""
+        """What `do` gives; None where it fails, of which others know nothing, unless other kernels are wanted now."""
         try:
             return do()
+        except JoinedKernelRefused:
+            raise
         except (TilewrightError, RuntimeError, MemoryError) as refused:
             warn_once(f"kernels are not timed, the library is taken: {refused}")
         except Exception:

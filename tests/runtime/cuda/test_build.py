@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,17 +188,65 @@ def test_a_kernel_that_is_only_timed_may_take_so_much_of_a_processor(store: Cont
     assert only(store, done).facts.spills == 0
 
 
-def test_a_worker_is_as_free_again_as_it_was(store: ContentStore) -> None:
-    own = workers.Workers(1)
+@pytest.fixture
+def own() -> Iterator[workers.Workers]:
+    made = workers.Workers(1)
+    yield made
+    made.shutdown()
+
+
+def process_of(own: workers.Workers) -> int:
+    (worker,) = own._all  # pyright: ignore[reportPrivateUsage]
+    return worker._process.pid  # pyright: ignore[reportPrivateUsage]
+
+
+def built_by(own: workers.Workers, limit: float | None = None) -> int:
+    """The process that built something."""
+    (answer,) = own.submit([job_of(scaled(entry="k10"), HOPPER).to_json()], limit)
+    assert "error" not in json.loads(answer.result())
+    return process_of(own)
+
+
+@pytest.fixture(params=[resource.RLIM_INFINITY, 100_000])
+def allowed(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Seconds that processes started by this one may compute, but may let themselves compute longer."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (request.param, before[1]))
+    yield request.param
+    resource.setrlimit(resource.RLIMIT_CPU, before)
+
+
+def test_a_worker_is_as_free_again_as_it_was(own: workers.Workers, allowed: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    for limit in (20.0, None, 200_000.0):
+        lifted = limit is None or 0 < allowed < limit
+        assert (resource.prlimit(built_by(own, limit), resource.RLIMIT_CPU) == before) == lifted
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_worker_that_has_used_up_half_of_its_time_is_not_asked_again(
+    own: workers.Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a processor that a batch system allows a process is not for all kernels of a model: one over which it
+    ends would be built with fewer passes, as if LLVM had failed over it."""
+    first = built_by(own)
+    assert built_by(own) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_processor_seconds", lambda process: 60_000.0 * (process == first))
+        limited = resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY
+        assert (built_by(own) != first) == limited
+    assert own.processes == 1
+
+
+def test_a_worker_that_ends_by_a_signal_leaves_no_image_of_its_memory(own: workers.Workers) -> None:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    if not before[1]:
+        pytest.skip("no process may leave one here")
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
     try:
-        for limit in (20.0, None):
-            (answer,) = own.submit([job_of(scaled(entry="k10"), HOPPER).to_json()], limit)
-            assert "error" not in json.loads(answer.result())
-            (worker,) = own._all  # pyright: ignore[reportPrivateUsage]
-            soft, hard = resource.prlimit(worker._process.pid, resource.RLIMIT_CPU)  # pyright: ignore[reportPrivateUsage]
-            assert (soft == hard) == (limit is None)
+        assert resource.prlimit(built_by(own), resource.RLIMIT_CORE)[0] == 0
     finally:
-        own.shutdown()
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_settings_of_triton_do_not_reach_workers(

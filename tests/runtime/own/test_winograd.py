@@ -198,6 +198,15 @@ def test_what_is_not_like_the_rest_stays_where_its_windows_are(odd: float, y: in
     assert torch.equal(made.isnan(), eager.isnan()) and torch.equal(made.isinf(), eager.isinf())
 
 
+@pytest.mark.parametrize("usual", [1e18, 3e18, 1e19])
+def test_what_is_not_finite_is_found_where_squares_of_the_rest_are_not_either(usual: float) -> None:
+    w, given = weight(40, 35) * 1e-3, torch.randn(1, 35, 17, 19) * usual
+    given[0, 33, 8, 9] = torch.inf
+    eager, made = F.conv2d(given, w, None, 1, 1), winograd(w, given).function(given)
+    assert isinstance(made, Tensor) and eager.isinf().sum() == 40 * 9
+    assert torch.equal(made.isnan(), eager.isnan()) and torch.equal(made.isinf(), eager.isinf())
+
+
 def test_convolutions_of_other_kinds_are_refused() -> None:
     x, w = torch.randn(1, 32, 16, 16), weight(32, 32)
     for stride, dilation, groups, kernel in ((2, 1, 1, 3), (1, 2, 1, 3), (1, 1, 2, 3), (1, 1, 1, 5)):

@@ -72,15 +72,17 @@ def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compu
            dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
            scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
     mask = attn_bias
-    if (
-        attn_bias is not None
-        and HIDES_BY_NUMBER
-        and not is_causal
-        and (condition := _condition(c.b, attn_bias)) is not None
-    ):
+    if attn_bias is not None and not is_causal:
         given = {"scale": scale, "enable_gqa": not dims.equal(q.shape[-3], k.shape[-3])}
-        args = (q, k, v, condition, dropout_p, is_causal)
-        mask, c.other = condition, OtherCall(aten.scaled_dot_product_attention.default, args, given)
+        condition = _condition(c.b, attn_bias) if HIDES_BY_NUMBER else None
+        if condition is not None:
+            args = (q, k, v, condition, dropout_p, is_causal)
+            mask, c.other = condition, OtherCall(aten.scaled_dot_product_attention.default, args, given)
+        elif (
+            attn_bias.dtype is not q.dtype
+        ):  # which cuDNN would read as numbers of the queries' type: pytorch 191612
+            args = (q, k, v, attn_bias, dropout_p, is_causal)
+            c.other = OtherCall(aten._scaled_dot_product_attention_math.default, args, given)
     return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))
 
 

@@ -46,12 +46,21 @@ class _Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(folder), text=True,
             encoding="utf-8", errors="replace",
         )  # fmt: skip
+        self._own_limits = _begin_limits(self._process.pid)
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it has used up so much of a processor that a long job may not be done within its own limit."""
+        if self._own_limits is None:
+            return False
+        return 2 * _processor_seconds(self._process.pid) > min(map(_finite, self._own_limits))
 
     def ask(self, line: str, processor_seconds: float | None) -> str:
         """The answer to a job, for which the process may compute so long (None: until it takes too long by the clock).
         Raises BuilderDied if the process dies over it, KernelRefused if it takes too long."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        _allow(self._process.pid, processor_seconds)
+        if self._own_limits is not None:
+            _allow(self._process.pid, processor_seconds, self._own_limits)
         late = threading.Event()
 
         def end() -> None:
@@ -99,26 +108,41 @@ class _Worker:
             self._process.wait()
 
 
-def _allow(process: int, seconds: float | None) -> None:
-    """Let a process compute for so many seconds from now on, after which the system ends it; None: as long as it may.
-    Whatever else runs on the machine, this is the same amount of work."""
+def _begin_limits(process: int) -> tuple[int, int] | None:
+    """How long a process may compute that has begun, in seconds: the limit that it may lift, and the one that it may
+    not; None where systems do not tell. It leaves no image of its memory where it ends by a signal, as it does at a
+    limit and where LLVM fails."""
     if sys.platform != "linux":
-        return
+        return None
+    with contextlib.suppress(OSError):  # it has ended, or nobody may ask
+        _, hard = resource.prlimit(process, resource.RLIMIT_CORE)
+        resource.prlimit(process, resource.RLIMIT_CORE, (0, hard))
+        return resource.prlimit(process, resource.RLIMIT_CPU)
+    return None
+
+
+def _allow(process: int, seconds: float | None, own: tuple[int, int]) -> None:
+    """Let a process compute for so many seconds from now on, after which the system ends it; None: as long as its `own`
+    limits let it. Whatever else runs on the machine, this is the same amount of work."""
+    soft, hard = own
     with contextlib.suppress(OSError):  # it has ended: who asks it finds out
-        _, hard = resource.prlimit(process, resource.RLIMIT_CPU)
-        soft = hard
         if seconds is not None:
-            soft = math.ceil(_processor_seconds(process) + seconds)
-            soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+            most = math.ceil(_processor_seconds(process) + seconds)
+            soft = most if most < min(map(_finite, own)) else soft
         resource.prlimit(process, resource.RLIMIT_CPU, (soft, hard))
 
 
+def _finite(limit: int) -> float:
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
 def _processor_seconds(process: int) -> float:
-    """What a process has computed. Its own name, in parentheses, may have any characters."""
-    fields = (
-        Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    )
-    user, system = fields[11:13]
+    """What a process has computed; 0 if it has ended. Its own name, in parentheses, may have any characters."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = text.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -150,6 +174,10 @@ class Workers:
 
     def _ask(self, job: str, processor_seconds: float | None) -> str:
         worker: _Worker | None = getattr(self._mine, "worker", None)
+        if worker is not None and worker.is_worn:
+            self._all.remove(worker)
+            worker.close(0)
+            worker = None
         if worker is None:
             try:
                 worker = _Worker(self._folder)

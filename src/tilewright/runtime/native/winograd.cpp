@@ -432,6 +432,8 @@ TW_API void tw_winograd(const Product* p, const float* x, i64 rows, i64 stride, 
   t.step = round_up(p->inner, lanes) + lanes;  // no power of two apart
   const i64 most = max(i64(1), min(most_tiles, image_floats / (numbers * t.step)));
   deal(t, (t.count + most - 1) / most, threads);
+  // A sum of squares that is infinite is below no limit: what is not finite may be among what is squared.
   t.limit = unusual * numbers * usual_squares(*p, x, images * p->height * p->width);
+  if (!(t.limit < __FLT_MAX__)) t.limit = __FLT_MAX__;
   parallel(tile_blocks, &t, t.blocks * t.groups, 1, 0);
 }
