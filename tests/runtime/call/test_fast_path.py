@@ -10,6 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
+from tilewright.errors import VerifyError
+from tilewright.pipeline import compiler
+from tilewright.runtime.call.around.frame import Frame
+from tilewright.runtime.call.around.guards import GuardLog
+from tilewright.runtime.call.around.reads import Reads
 from tilewright.runtime.call.fast_path import key_of
 
 Program = Callable[[Tensor], Tensor]
@@ -106,3 +111,29 @@ def test_a_key_knows_how_products_on_gpus_may_round(monkeypatch: pytest.MonkeyPa
     finally:
         torch.set_float32_matmul_precision(before)
     assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.filterwarnings("ignore:runs as captured")
+def test_what_the_program_reads_is_looked_at_where_calls_become_short(
+    monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    """No call becomes short of a program that runs as captured, and a look at what it reads takes longer than it."""
+    looked: list[int] = []
+    plain = GuardLog.reads
+
+    def reads(log: GuardLog, number: int, frame: Frame | None) -> Reads | None:
+        looked.append(number)
+        return plain(log, number, frame)
+
+    def refuse(*_: object) -> None:
+        raise VerifyError("a defect", phase="select")
+
+    monkeypatch.setattr(GuardLog, "reads", reads)
+    if refused:
+        monkeypatch.setattr(compiler, "run_phases", refuse)
+    held = torch.arange(4.0)
+    fast = tilewright.compile(lambda x: x * 10 + held)
+    for x in (torch.ones(4), torch.zeros(4), torch.ones(4)):
+        torch.testing.assert_close(fast(x), x * 10 + held)
+    assert bool(looked) is not refused

@@ -321,6 +321,15 @@ class TracedWay(ReportsOfParts):
         if graph is None or self._entered is None and _has_hooks(self.target):
             return None
         runner, given, made = graph
+        inner = runner.runner if isinstance(runner, FrozenGraph) else runner
+        if not isinstance(inner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return None
+        if id(inner) not in self._direct:
+            self._direct[id(inner)] = (inner, without_scalars(inner))
+        executable = self._direct[id(inner)][1]
+        if executable is None:
+            return None
+        # Last of all: it looks at all that the program has read, which takes longer than many a call.
         reads = self._watched.guards.reads(seen.graph, frame_of(self.target, self._entered, args, kwargs))
         around = None if reads is None else self._surroundings(reads)
         if around is None or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
@@ -328,14 +337,6 @@ class TracedWay(ReportsOfParts):
         if isinstance(runner, FrozenGraph):
             around.watch(runner.weight_versions)
             given = [given[i] for i in runner.live]
-            runner = runner.runner
-        if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return None
-        if id(runner) not in self._direct:
-            self._direct[id(runner)] = (runner, without_scalars(runner))
-        executable = self._direct[id(runner)][1]
-        if executable is None:
-            return None
         short = direct_of(executable, given, made, (*args, *kwargs.values()), result, around)
         if short is not None:
             self._around = around
