@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.capture.autograd import joint
-from tilewright.capture.fused import attend_without_cudnn, avoid_wrong_routines, lay_masks
+from tilewright.capture.fused import attend_plainly, attend_without_cudnn, avoid_wrong_routines, lay_masks
 
 
 def traced(device: str, *, dense: bool) -> fx.GraphModule:
@@ -57,6 +59,9 @@ def test_masks_without_dims_and_of_free_sizes_are_left_alone() -> None:
 
 
 HALF, SINGLE = torch.bfloat16, torch.float32
+BACKENDS = (
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+)  # fmt: skip
 
 
 def attends(device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype) -> fx.GraphModule:
@@ -75,32 +80,44 @@ def attends(device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(
-    ("device", "keys", "dtype", "mask_dtype", "typed", "other"),
+    ("device", "keys", "dtype", "mask_dtype", "routine"),
     [
-        ("cuda", 64, HALF, HALF, 0, 1), ("cuda", 704, HALF, torch.bool, 0, 1), ("cuda", 128, HALF, HALF, 0, 0),
-        ("cuda", 96, HALF, HALF, 0, 0), ("cuda", 128, HALF, SINGLE, 1, 0), ("cuda", 192, HALF, SINGLE, 1, 1),
-        ("cuda", 128, SINGLE, SINGLE, 0, 0), ("cpu", 64, HALF, SINGLE, 0, 0),
+        ("cuda", 64, HALF, HALF, attend_without_cudnn), ("cuda", 704, HALF, torch.bool, attend_without_cudnn),
+        ("cuda", 128, HALF, HALF, None), ("cuda", 96, HALF, HALF, None), ("cuda", 128, HALF, SINGLE, attend_plainly),
+        ("cuda", 192, HALF, SINGLE, attend_plainly), ("cuda", 128, SINGLE, SINGLE, None),
+        ("cpu", 64, HALF, SINGLE, None),
     ],
 )  # fmt: skip
 def test_masks_that_cudnn_gets_wrong_go_to_another_routine(
-    device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype, typed: int, other: int
+    device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype, routine: Callable[..., object] | None
 ) -> None:
     gm = attends(device, keys, dtype, mask_dtype)
     avoid_wrong_routines(gm)
-    assert len(gm.graph.find_nodes(op="call_method", target="to")) == typed
-    assert len(gm.graph.find_nodes(op="call_function", target=attend_without_cudnn)) == other
+    (node,) = (n for n in gm.graph.nodes if n.op == "call_function")
+    assert node.target is (routine or F.scaled_dot_product_attention)
     q, k = torch.randn(2, 4, 16, 8, dtype=dtype), torch.randn(2, 4, keys, 8, dtype=dtype)
     mask = (torch.randn(16, keys) > 0).to(mask_dtype)
-    wanted = F.scaled_dot_product_attention(q, k, k, mask if mask_dtype == torch.bool else mask.to(dtype))
-    torch.testing.assert_close(gm(q, k, mask), wanted)
+    added = mask if mask_dtype == torch.bool else mask.double()
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), k.double(), added)
+    torch.testing.assert_close(gm(q, k, mask).double(), wanted, rtol=2**-7, atol=2**-9)
 
 
-@pytest.mark.parametrize("mask_dtype", [HALF, SINGLE])
-def test_masks_are_laid_densely_for_the_other_routine(mask_dtype: torch.dtype) -> None:
-    gm = attends("cuda", 64, HALF, mask_dtype)
+def test_what_hides_keys_in_a_mask_of_singles_stays_a_number() -> None:
+    """As halves it would be minus infinity, and a query that sees no key would have no result."""
+    gm = attends("cuda", 128, torch.float16, SINGLE)
+    avoid_wrong_routines(gm)
+    q, k = (torch.randn(2, 4, n, 8, dtype=torch.float16) for n in (16, 128))
+    found = gm(q, k, torch.full((16, 128), -1e9))
+    torch.testing.assert_close(
+        found, k.float().mean(-2, keepdim=True).half().expand(found.shape), atol=2e-3, rtol=0
+    )
+
+
+def test_masks_are_laid_densely_for_the_other_routine() -> None:
+    gm = attends("cuda", 64, HALF, HALF)
     (m,) = (n for n in gm.graph.nodes if n.name == "m")
     with FakeTensorMode():
-        m.meta["example_value"] = torch.empty(16, 1, device="cuda", dtype=mask_dtype).expand(16, 64)
+        m.meta["example_value"] = torch.empty(16, 1, device="cuda", dtype=HALF).expand(16, 64)
     avoid_wrong_routines(gm)
     lay_masks(gm)
     (node,) = gm.graph.find_nodes(op="call_function", target=attend_without_cudnn)
@@ -109,14 +126,14 @@ def test_masks_are_laid_densely_for_the_other_routine(mask_dtype: torch.dtype) -
     gm.recompile()
     gm(
         *(torch.randn(2, 4, n, 8, dtype=HALF) for n in (16, 64)),
-        torch.randn(16, 1, dtype=mask_dtype).expand(16, 64),
+        torch.randn(16, 1, dtype=HALF).expand(16, 64),
     )
     assert given[0].is_contiguous() and given[0].dtype is HALF
 
 
 def test_what_is_computed_again_for_gradients_is_looked_at() -> None:
     """Its graph is a part of the program's."""
-    inner = attends("cuda", 64, HALF, SINGLE)
+    inner = attends("cuda", 64, HALF, HALF)
     root, graph = torch.nn.Module(), fx.Graph()
     root.add_module("wrap_body_0", inner)
     given = [graph.placeholder(name) for name in ("q", "k", "m")]
@@ -125,8 +142,8 @@ def test_what_is_computed_again_for_gradients_is_looked_at() -> None:
     avoid_wrong_routines(gm)
     assert inner.graph.find_nodes(op="call_function", target=attend_without_cudnn)
     q, k = (torch.randn(2, 4, n, 8, dtype=HALF) for n in (16, 64))
-    mask = torch.randn(16, 64)
-    torch.testing.assert_close(gm(q, k, mask), F.scaled_dot_product_attention(q, k, k, mask.to(HALF)))
+    mask = torch.randn(16, 64, dtype=HALF)
+    torch.testing.assert_close(gm(q, k, mask), F.scaled_dot_product_attention(q, k, k, mask))
 
 
 def test_programs_that_are_trained_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,22 +169,43 @@ def test_a_free_number_of_keys_may_be_one_that_cudnn_gets_wrong() -> None:
     assert not env.guards
 
 
-@pytest.mark.parametrize("others", [True, False])
-def test_what_torch_may_take_stays_as_it_is(others: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+Enabled = tuple[bool, bool, bool, bool]
+
+
+def enabled() -> Enabled:
+    """Whether torch may take cuDNN, flash, memory-efficient and plain attention."""
     cuda = torch.backends.cuda
+    return (
+        cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attend", "allowed", "meanwhile"),
+    [
+        (attend_without_cudnn, (True, True, True, True), (False, True, True, True)),
+        (attend_without_cudnn, (True, False, False, False), (True, False, False, False)),
+        (attend_plainly, (True, True, True, True), (False, False, False, True)),
+        (attend_plainly, (True, False, False, True), (False, False, False, True)),
+        (attend_plainly, (True, True, False, False), (True, True, False, False)),
+    ],
+)
+def test_what_torch_may_take_stays_as_it_is(
+    attend: Callable[..., object], allowed: Enabled, meanwhile: Enabled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a program allows alone is taken."""
+    seen: list[Enabled] = []
 
     def watched(q: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        seen.append(cuda.cudnn_sdp_enabled())
+        seen.append(enabled())
         return q
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     q = torch.randn(1, 2, 4, 8)
-    backends = [SDPBackend.CUDNN_ATTENTION, *([SDPBackend.MATH] if others else [])]
-    with sdpa_kernel(backends):
-        attend_without_cudnn(q, q, q)
-        assert seen == [not others], "the program allows nothing else"
-        assert cuda.cudnn_sdp_enabled() and cuda.math_sdp_enabled() is others
+    with sdpa_kernel([b for b, may in zip(BACKENDS, allowed, strict=True) if may]):
+        attend(q, q, q)
+        assert seen == [meanwhile]
+        assert enabled() == allowed
 
 
 def test_fused_attention_gets_rows_where_a_norm_keeps_channels_last() -> None:

@@ -1,8 +1,9 @@
-"""Attention laid and typed so that a traced program gets the fused routines of the library, and none that is wrong."""
+"""Attention laid so that a traced program gets the fused routines of the library, and none that is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, fx
@@ -31,9 +32,9 @@ def lay_masks(gm: fx.GraphModule) -> None:
 
 def avoid_wrong_routines(gm: fx.GraphModule) -> None:
     """Keep attention with masks that is trained on a GPU from what torch's calls of cuDNN silently get wrong (seen in
-    torch 2.11 to 2.13). A mask of fp32 beside halves is read as if it were halves (pytorch issue 191612): it becomes
-    halves, as other routines want it. Where half a tile of keys is left over, gradients may be NaN (196678): another
-    routine is taken, also where the number of keys is free."""
+    torch 2.11 to 2.13). A mask of fp32 beside halves is read as if it were halves (pytorch issue 191612), and other
+    fused routines take none: it is added plainly, as halves would lose what hides keys, and digits. Where half a tile
+    of keys is left over, gradients may be NaN (196678): another routine is taken, also where their number is free."""
     for part in _parts(gm):
         if _without_wrong_routines(part.graph):
             part.recompile()
@@ -42,19 +43,16 @@ def avoid_wrong_routines(gm: fx.GraphModule) -> None:
 def _without_wrong_routines(graph: fx.Graph) -> bool:
     """Whether a graph is another one now."""
     changed, tile = False, LIBRARY_FAULTS.cudnn_key_tile
-    for node, mask in _masked(graph):
+    for node, _ in _masked(graph):
         q, k, m = (_example(_operand(node, position)) for position in (0, 1, 3))
         if q is None or k is None or m is None or m.device.type != "cuda":
             continue
-        if m.dtype == torch.float32 and q.dtype in HALVES:
-            with graph.inserting_before(node):  # laid as other routines want it, see `lay_masks`
-                halves = graph.call_method("to", (mask, q.dtype), {"memory_format": torch.contiguous_format})
-            node.replace_input_with(mask, halves)
-            changed = True
         keys = k.shape[-2] if k.dim() > 1 else 0
-        if isinstance(keys, torch.SymInt) or keys % tile == tile // 2:
+        if m.dtype == torch.float32 and q.dtype in HALVES:
+            node.target = attend_plainly
+        elif isinstance(keys, torch.SymInt) or keys % tile == tile // 2:
             node.target = attend_without_cudnn
-            changed = True
+        changed |= node.target in (attend_plainly, attend_without_cudnn)
     return changed
 
 
@@ -64,11 +62,31 @@ def attend_without_cudnn(*args: object, **kwargs: object) -> Tensor:
     cuda = torch.backends.cuda
     before = cuda.cudnn_sdp_enabled()
     others = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled()
-    cuda.enable_cudnn_sdp(before and not others)
-    try:
+    with _enabled(cuda.enable_cudnn_sdp, before, before and not others):
         return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+def attend_plainly(*args: object, **kwargs: object) -> Tensor:
+    """As `scaled_dot_product_attention`, by no fused routine if torch may do without. What it may take is the same
+    again afterwards."""
+    cuda = torch.backends.cuda
+    with ExitStack() as stack:
+        for enable, before in (
+            (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
+            (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
+            (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
+        ):
+            stack.enter_context(_enabled(enable, before, before and not cuda.math_sdp_enabled()))
+        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _enabled(enable: Callable[[bool], None], before: bool, meanwhile: bool) -> Generator[None]:
+    enable(meanwhile)
+    try:
+        yield
     finally:
-        cuda.enable_cudnn_sdp(before)
+        enable(before)
 
 
 def _parts(gm: fx.GraphModule) -> list[fx.GraphModule]:
