@@ -30,7 +30,7 @@ from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Convolution, Product
 
-from .aten import Call, NoDeclaration, OpEntry, OtherCall, entry_of, to_dtype
+from .aten import Call, NoDeclaration, OpEntry, ReplacementCall, entry_of, to_dtype
 from .environment import shape_env, traced_sizes
 from .node import (
     NUMBERS,
@@ -269,19 +269,21 @@ class _Importer:
         entry = entry_of(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
-        other: OtherCall | None = None
+        replacement: ReplacementCall | None = None
         if entry is not None and refuses_types(node):
             reason = "types that eager mode refuses"
         elif entry is not None and not nested:
             mark = len(self.b.ops)
             try:
-                made, other = self.declared(node, entry, results)
+                made, replacement = self.declared(node, entry, results)
             except NoDeclaration as refused:
                 reason = refused.reason
                 del self.b.ops[mark:]
         declared = entry if made is not None else None
         strides = [r.strides for r in results if r is not None]
-        call, inputs = self.library(node, strides, reason if declared is None else declared.reason, other)
+        call, inputs = self.library(
+            node, strides, reason if declared is None else declared.reason, replacement
+        )
         added = call.args[declared.bias] if declared is not None and declared.bias >= 0 else None
         if isinstance(added, Operand) and added.index == len(inputs) - 1:
             call = replace(call, bias=added.index, channel=1)
@@ -353,7 +355,7 @@ class _Importer:
 
     def declared(
         self, node: fx.Node, entry: OpEntry, results: Sequence[NodeResult | None]
-    ) -> tuple[tuple[object, ...], OtherCall | None]:
+    ) -> tuple[tuple[object, ...], ReplacementCall | None]:
         tensors = [r for r in results if r is not None]
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}
@@ -377,7 +379,7 @@ class _Importer:
             v if v is None or r is None else self.agreed(node, v, r)
             for v, r in zip(made, results, strict=True)
         )
-        return tuple(agreed), call.other
+        return tuple(agreed), call.replacement
 
     def agreed(self, node: fx.Node, v: Value, r: NodeResult) -> Value:
         """A declaration's result, of torch's sizes where they are 1 in each call. See `agree`."""
@@ -392,11 +394,15 @@ class _Importer:
         return v
 
     def library(
-        self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str, other: OtherCall | None = None
+        self,
+        node: fx.Node,
+        strides: Sequence[tuple[Expr, ...]],
+        reason: str,
+        replacement: ReplacementCall | None = None,
     ) -> tuple[LibraryCall, list[Value]]:
-        """The call of the torch op itself, or an `other` one, and the tensors it reads."""
+        """The call of the torch op itself, or a `replacement`, and the tensors it reads."""
         inputs: list[Value] = []
-        target = library_target(node.target) if other is None else other.function
+        target = library_target(node.target) if replacement is None else replacement.function
 
         def hide(a: object) -> object:
             if isinstance(a, Value):
@@ -408,7 +414,9 @@ class _Importer:
                 return tuple(items) if isinstance(a, tuple) else items
             return a
 
-        given, named = (node.args, node.kwargs) if other is None else (other.args, other.kwargs)
+        given, named = (
+            (node.args, node.kwargs) if replacement is None else (replacement.args, replacement.kwargs)
+        )
         args = tuple(hide(self.argument(a)) for a in given)
         kwargs = tuple((k, hide(self.argument(a))) for k, a in named.items())
         assert callable(target)

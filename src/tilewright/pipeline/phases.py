@@ -310,7 +310,7 @@ def _join_fronts(state: State) -> State:
     place, where, clock = _clocked(state)
     assert state.cover is not None
     cover = join_fronts(state.cover, _quiet_builder(state), place.device, clock, where)
-    return state if cover is state.cover else replace(state, cover=cover, apart=state.cover)
+    return state if cover is state.cover else replace(state, cover=cover, unjoined=state.cover)
 
 
 def _choose_places(state: State) -> State:
@@ -354,10 +354,10 @@ def _choose_ways(state: State) -> State:
 def _with_kernels_apart(state: State, refused: JoinedKernelRefused) -> State:
     """The cover before a clock joined kernels of it, as one that it joined is `refused`: that is raised if there is no
     such cover."""
-    if state.apart is None:
+    if state.unjoined is None:
         raise refused
     warn_once(str(refused))
-    return _choose_places(replace(state, cover=state.apart, apart=None))
+    return _choose_places(replace(state, cover=state.unjoined, unjoined=None))
 
 
 def _make_kernels(state: State) -> State:

@@ -102,7 +102,7 @@ class State:
     products: ChosenProducts | None = None
     bodies: Bodies[PlannedGraph] = field(default_factory=_no_bodies)
     cover: Cover | None = None
-    apart: Cover | None = None
+    unjoined: Cover | None = None
     """The cover before a clock joined kernels of it; None where it did not."""
     kernels: Kernels | None = None
     plan: Plan | None = None

@@ -2,7 +2,17 @@
 
 from . import attention, contract, index, pointwise, reduce, resample, view
 from .decompose import decompositions, preserve_resampling, undropped
-from .registry import TABLE, Call, NoDeclaration, OpEntry, OtherCall, entry_of, lower, to_dtype, to_torch
+from .registry import (
+    TABLE,
+    Call,
+    NoDeclaration,
+    OpEntry,
+    ReplacementCall,
+    entry_of,
+    lower,
+    to_dtype,
+    to_torch,
+)
 
 FAMILIES = (attention, contract, index, pointwise, reduce, resample, view)
 """The files whose import fills the table."""
@@ -13,7 +23,7 @@ __all__ = [
     "Call",
     "NoDeclaration",
     "OpEntry",
-    "OtherCall",
+    "ReplacementCall",
     "decompositions",
     "entry_of",
     "lower",

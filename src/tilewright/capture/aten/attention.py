@@ -15,7 +15,7 @@ from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.view import squeeze
 from tilewright.ir.sizes import dims
 
-from .registry import Call, NoDeclaration, Number, OtherCall, lower
+from .registry import Call, NoDeclaration, Number, ReplacementCall, lower
 
 aten = torch.ops.aten
 
@@ -77,12 +77,15 @@ def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compu
         condition = _condition(c.b, attn_bias) if HIDES_BY_NUMBER else None
         if condition is not None:
             args = (q, k, v, condition, dropout_p, is_causal)
-            mask, c.other = condition, OtherCall(aten.scaled_dot_product_attention.default, args, given)
+            mask, c.replacement = (
+                condition,
+                ReplacementCall(aten.scaled_dot_product_attention.default, args, given),
+            )
         elif (
             attn_bias.dtype is not q.dtype
         ):  # which cuDNN would read as numbers of the queries' type: pytorch 191612
             args = (q, k, v, attn_bias, dropout_p, is_causal)
-            c.other = OtherCall(aten._scaled_dot_product_attention_math.default, args, given)
+            c.replacement = ReplacementCall(aten._scaled_dot_product_attention_math.default, args, given)
     return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))
 
 

@@ -111,7 +111,7 @@ class HowHeld(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OtherCall:
+class ReplacementCall:
     """A call of the library that computes what a captured node does, of other tensors or by another function."""
 
     function: OpOverload
@@ -123,15 +123,15 @@ class OtherCall:
 class Call:
     """What a rule knows of the captured node: the builder, types and sizes of its results, which of them are read, and
     how its tensors lie in `memory`. A rule that reads other tensors than the node does names the call that computes the
-    same of these, as nothing else may need what the node reads: `other`. So does one that knows the node's own call to
-    be wrong."""
+    same of these, as nothing else may need what the node reads: `replacement`. So does one that knows the node's own
+    call to be wrong."""
 
     b: Builder
     results: tuple[DType, ...]
     used: frozenset[int] = frozenset({0})
     sizes_of_results: tuple[tuple[Expr, ...], ...] = ()
     memory: HowHeld | None = None
-    other: OtherCall | None = None
+    replacement: ReplacementCall | None = None
 
     @property
     def dtype(self) -> DType:

@@ -128,13 +128,15 @@ def _answer(job: str, first: Future[str], processor_seconds: float | None) -> st
     try:
         answer = first.result()
     except BuilderDied:
-        return _calmed(replace(full, packing=False), "LLVM died over", processor_seconds)
+        return _built_with_fewer_passes(replace(full, packing=False), "LLVM died over", processor_seconds)
     if triton_compat.is_failed_pass(_refusal(answer)):
-        return _calmed(replace(full, local_sums=False), "Triton failed over", processor_seconds)
+        return _built_with_fewer_passes(
+            replace(full, local_sums=False), "Triton failed over", processor_seconds
+        )
     return answer
 
 
-def _calmed(job: Job, what: str, processor_seconds: float | None) -> str:
+def _built_with_fewer_passes(job: Job, what: str, processor_seconds: float | None) -> str:
     LOG.warning("%s kernel %s, which is built again with fewer of its passes", what, job.entry)
     return workers().submit([job.to_json()], processor_seconds)[0].result()
 
