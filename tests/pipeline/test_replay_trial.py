@@ -19,9 +19,9 @@ from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis, axis, read, symbol
+from tilewright.ir.expr import Axis, axis, call, read, symbol
 from tilewright.ir.graph import Op
-from tilewright.ir.ops import contract, view
+from tilewright.ir.ops import contract, pointwise, view
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.library.select import select
@@ -149,6 +149,17 @@ def test_a_contest_that_fails_takes_no_other_with_it() -> None:
 
     with pytest.warns(RuntimeWarning, match="the library is taken: out of memory"):
         assert ReplayTrial(builder(), "cpu", clock)([[library], [ours]]) == [[None], [1.0]]
+
+
+def test_what_does_not_tell_its_sizes_takes_no_other_with_it() -> None:
+    """Elements of s * s places: a plan finds no s in that."""
+    size, solver = symbol("s", 2, 64), Solver(host_target(), Options())
+    b = Builder()
+    x = b.value((dims.mul(size, size),), f32)
+    graph = normalise(b.finish((x,), (pointwise.pointwise(b, "neg", lambda e: call("neg", e), x),)))
+    untold = ReplayContestant(partition(graph, solver.price, solver.hints))
+    library, ours = ways()
+    assert ReplayTrial(builder(), "cpu", lambda run: 1.0)([[untold], [library, ours]]) == [[None], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize(("slow_rows", "told"), [((), 0.5), ((64,), None), ((1,), None), ((8,), 2.0)])
