@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,6 +277,11 @@ def test_what_a_compiler_that_hangs_runs_itself_ends_with_it(
         toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
     started = log.read_text().split()
     assert started, "a shell starts in two seconds"
+    end = (
+        time.monotonic() + 20
+    )  # what is killed ends when the system comes to it; by itself it would take a minute
+    while any(map(_runs, started)) and time.monotonic() < end:
+        time.sleep(0.02)
     assert not any(map(_runs, started))
 
 
