@@ -64,9 +64,13 @@ BACKENDS = (
 )  # fmt: skip
 
 
-def attends(device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype) -> fx.GraphModule:
+def attends(
+    device: str, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype, *, trained: bool = True
+) -> fx.GraphModule:
     with FakeTensorMode():
-        q, k = (torch.empty(2, 4, n, 8, device=device, dtype=dtype) for n in (16, keys))
+        q, k = (
+            torch.empty(2, 4, n, 8, device=device, dtype=dtype, requires_grad=trained) for n in (16, keys)
+        )
         mask = torch.empty(16, keys, device=device, dtype=mask_dtype)
     graph = fx.Graph()
     given = [graph.placeholder(name) for name in ("q", "k", "m")]
@@ -100,6 +104,33 @@ def test_masks_that_cudnn_gets_wrong_go_to_another_routine(
     added = mask if mask_dtype == torch.bool else mask.double()
     wanted = F.scaled_dot_product_attention(q.double(), k.double(), k.double(), added)
     torch.testing.assert_close(gm(q, k, mask).double(), wanted, rtol=2**-7, atol=2**-9)
+
+
+@pytest.mark.parametrize(("keys", "mask_dtype"), [(64, HALF), (128, SINGLE)])
+def test_what_takes_no_gradients_keeps_its_routine(keys: int, mask_dtype: torch.dtype) -> None:
+    gm = attends("cuda", keys, HALF, mask_dtype, trained=False)
+    avoid_wrong_routines(gm)
+    assert gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_dynamo_tells_what_takes_gradients(*, grad: bool) -> None:
+    seen: list[bool] = []
+
+    def backend(gm: fx.GraphModule, _: object) -> Callable[..., object]:
+        (node,) = gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+        seen.append(any(n.meta["example_value"].requires_grad for n in node.all_input_nodes))
+        return gm.forward
+
+    layer = torch.nn.Linear(8, 8)
+
+    def program(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = layer(x)
+        return F.scaled_dot_product_attention(q, q, q, mask)
+
+    with torch.set_grad_enabled(grad):
+        torch.compile(program, backend=backend)(torch.randn(1, 2, 4, 8), torch.zeros(4, 4))  # pyright: ignore[reportArgumentType]
+    assert seen == [grad]
 
 
 def test_what_hides_keys_in_a_mask_of_singles_stays_a_number() -> None:

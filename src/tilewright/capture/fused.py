@@ -41,11 +41,11 @@ def avoid_wrong_routines(gm: fx.GraphModule) -> None:
 
 
 def _without_wrong_routines(graph: fx.Graph) -> bool:
-    """Whether a graph is another one now."""
+    """Whether a graph is another one now. What takes no gradients stays as it is."""
     changed, tile = False, LIBRARY_FAULTS.cudnn_key_tile
     for node, _ in _masked(graph):
         q, k, m = (_example(_operand(node, position)) for position in (0, 1, 3))
-        if q is None or k is None or m is None or m.device.type != "cuda":
+        if q is None or k is None or m is None or m.device.type != "cuda" or not _is_trained(node):
             continue
         keys = k.shape[-2] if k.dim() > 1 else 0
         if m.dtype == torch.float32 and q.dtype in HALVES:
@@ -105,6 +105,11 @@ def _masked(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def _operand(node: fx.Node, position: int) -> object:
     return node.args[position] if position < len(node.args) else node.kwargs.get(_OPERANDS[position])
+
+
+def _is_trained(attention: fx.Node) -> bool:
+    """Whether gradients are taken through it."""
+    return any(t.requires_grad for n in attention.all_input_nodes if (t := _example(n)) is not None)
 
 
 def _example(operand: object) -> Tensor | None:

@@ -77,13 +77,10 @@ def _cudnn(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compu
         condition = _condition(c.b, attn_bias) if HIDES_BY_NUMBER else None
         if condition is not None:
             args = (q, k, v, condition, dropout_p, is_causal)
-            mask, c.replacement = (
-                condition,
-                ReplacementCall(aten.scaled_dot_product_attention.default, args, given),
-            )
-        elif (
-            attn_bias.dtype is not q.dtype
-        ):  # which cuDNN would read as numbers of the queries' type: pytorch 191612
+            c.replacement = ReplacementCall(aten.scaled_dot_product_attention.default, args, given)
+            mask = condition
+        elif attn_bias.dtype is not q.dtype:
+            # cuDNN would read it as numbers of the queries' type: pytorch issue 191612.
             args = (q, k, v, attn_bias, dropout_p, is_causal)
             c.replacement = ReplacementCall(aten._scaled_dot_product_attention_math.default, args, given)
     return _device_form(c, *_attend(c, q, k, v, mask, dropout_p, is_causal, scale))

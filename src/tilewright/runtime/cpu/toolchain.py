@@ -385,9 +385,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     that whoever ends or interrupts this group reaches them; so the group cannot be killed."""
     family = [process.pid]
     for pid in family:  # grows meanwhile
-        _signalled(
-            pid, signal.SIGSTOP
-        )  # starts nothing any more, and reaps nothing: numbers stay what they are
+        # It starts nothing any more, and reaps nothing: numbers stay what they are.
+        _signalled(pid, signal.SIGSTOP)
         family += map(int, read_text(Path(f"/proc/{pid}/task/{pid}/children")).split())
     for pid in family:
         _signalled(pid, signal.SIGKILL)
