@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tests.support.triton.absent_gpu import Device, compiled
 from torch import Tensor
 
+from tilewright.ir.schedule import Schedule
 from tilewright.schedule.product_table import (
     FastestProduct,
     ProductBlocks,
@@ -64,6 +65,12 @@ def entry(shape: ProductShape, ratio: float = 0.8, blocks: ProductBlocks = BLOCK
     return FastestProduct(shape, blocks, 10 * ratio, 10.0, "results.json#some/place")
 
 
+def only_blocks(device: Device) -> ProductBlocks:
+    (kernel,) = device.kernels
+    assert isinstance(kernel.schedule, Schedule)
+    return blocks_of(kernel.schedule)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -77,8 +84,7 @@ def entry(shape: ProductShape, ratio: float = 0.8, blocks: ProductBlocks = BLOCK
 )
 def test_a_kernel_has_the_blocks_of_the_table(name: str, shape: ProductShape) -> None:
     device, inputs = made(name, entry(shape))
-    (kernel,) = device.kernels
-    found = blocks_of(kernel.schedule)
+    found = only_blocks(device)
     assert replace(found, stages=BLOCKS.stages) == BLOCKS and found.stages >= BLOCKS.stages
     results, _ = device.run(inputs)
     right = SHAPES[name][0](*(x.double() for x in inputs))
@@ -114,8 +120,7 @@ def test_the_library_keeps_the_rest(name: str, found: FastestProduct) -> None:
 def test_what_stands_behind_counts_as_what_the_library_takes_for_it() -> None:
     """A product alone that is no faster than the library's is, with what a library computes in a further pass."""
     device, _ = made("activated", entry(LINEAR, 1.0))
-    (kernel,) = device.kernels
-    assert blocks_of(kernel.schedule) == BLOCKS
+    assert only_blocks(device) == BLOCKS
     with pytest.raises(AssertionError, match="a library call is left"):
         made("activated", entry(LINEAR, 3.0))
     with pytest.raises(
