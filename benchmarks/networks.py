@@ -76,14 +76,17 @@ def settings(network: Network, peers: Sequence[str], frozen: Sequence[bool], cud
     return made
 
 
-def build(setting: Setting, model: torch.nn.Module, x: torch.Tensor) -> Call:
-    """The contestant as a function; what compiles does so at its first call."""
+def build(setting: Setting, model: torch.nn.Module, x: torch.Tensor, tune_seconds: int | None = None) -> Call:
+    """The contestant as a function; what compiles does so at its first call. `tune_seconds` are ours, if not the usual
+    ones."""
     if setting.peer == EAGER:
         return model
     if setting.peer in (INDUCTOR, AUTOTUNE):
         return Inductor(model, setting.frozen, setting.peer == AUTOTUNE)
     compile_ = importlib.import_module("tilewright").compile
-    options = {"cuda_graphs": setting.graph == OWN} if x.is_cuda else {}
+    options: dict[str, int] = {"cuda_graphs": setting.graph == OWN} if x.is_cuda else {}
+    if tune_seconds is not None:
+        options["tune_seconds"] = tune_seconds
     return compile_(model, (x,), freeze=setting.frozen, options=options)
 
 
@@ -140,7 +143,7 @@ def build_batch(
         x = inputs[setting.channels_last]
         start = time.perf_counter()
         try:
-            call = build(setting, models[setting.channels_last], x)
+            call = build(setting, models[setting.channels_last], x, arguments.tune_seconds)
             for _ in range(REPEATS if setting.graph == OWN else 1):
                 result = measure.flatten(call(x))
             synchronize(device)
@@ -333,6 +336,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
         "--weights", choices=("both", "inputs", "frozen"), default="both",
         help="weights as inputs of the compiled code, as its constants (freezing), or each (the default)",
     )  # fmt: skip
+    parser.add_argument("--tune-seconds", type=int, help="of our compiler, if not its usual ones")
     made = parser.parse_args(given)
     for names, known in ((made.only, NETWORKS), (made.peers, PEERS)):
         for name in names:
@@ -366,6 +370,7 @@ def main(given: Sequence[str] | None = None) -> int:
     passed = [
         f"--device={arguments.device}", f"--rounds={arguments.rounds}", f"--peers={','.join(arguments.peers)}",
         f"--weights={arguments.weights}",
+        *([] if arguments.tune_seconds is None else [f"--tune-seconds={arguments.tune_seconds}"]),
     ]  # fmt: skip
     networks = gpu_turns.run(
         "benchmarks.networks", names, passed, limits, arguments.jobs or len(names), report

@@ -68,7 +68,8 @@ class Options:
 
     tune_seconds: int = 5
     """Seconds that building and timing kernels of products and convolutions beside a library's may take, about, for
-    each graph on a GPU; 0: these, and torch's attention op, are the library's."""
+    each graph on a GPU; 0: torch's attention op is the library's, and so are these but where a table of the package has
+    sizes that are near, at which kernels were measured as faster on such a device."""
 
     tuning_file: str | None = None
     """A file that `tilewright tune` wrote: what it says of this device is taken and not timed again, whatever

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from tilewright.errors import UnsupportedError, VerifyError
-from tilewright.ir.expr import Expr, axes_of
+from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
@@ -20,25 +20,24 @@ from .offers.registry import is_offered
 
 def is_contraction(op: Op) -> bool:
     """Whether an op is a sum of products whose two reads split its parallel axes (matmul, convolution, ...)."""
-    sides = _sides(op)
+    sides = factor_axes(op)
     return any(a - b and b - a for n, a in enumerate(sides) for b in sides[n + 1 :])
 
 
 def is_vector_product(op: Op) -> bool:
     """Whether an op is a sum of products of two reads, one of which has all of its parallel axes and the other fewer
     (a matrix and a vector)."""
-    sides = _sides(op)
+    sides = factor_axes(op)
     return len(sides) == 2 and sides[0] != sides[1] and (sides[0] <= sides[1] or sides[1] <= sides[0])
 
 
-def _sides(op: Op) -> list[set[object]]:
+def factor_axes(op: Op) -> list[set[Axis]]:
     """The parallel axes that each factor of a sum of products uses; none if it is no such sum."""
     e = op.expr
     if e is None or e.reduction is None or e.reduction.combiner != "add" or e.scan is not None:
         return []
     factors = _product(e.body[0])
-    kept: set[object] = set(e.axes)
-    found: list[set[object]] = [set[object](x.value for x in axes_of(f)) & kept for f in factors]
+    found = [{a for x in axes_of(f) for a in e.axes if x.value == a} for f in factors]
     return found if len(factors) > 1 else []
 
 

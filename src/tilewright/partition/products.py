@@ -67,20 +67,20 @@ WHOLE = ProductWay()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What a clock decided for a group, or, if it was not `timed`, the model: the text of its kernel's schedule, or
-    `LIBRARY`; seconds of what was chosen, and of the library's way."""
+    """What a clock decided for a group, or what `untimed` names: the text of its kernel's schedule, or `LIBRARY`;
+    seconds of what was chosen, and of the library's way."""
 
     ops: tuple[Op, ...]
     schedule: str
     seconds: float
     library_seconds: float
     way: ProductWay = WHOLE
-    timed: bool = True
+    untimed: str = ""
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.ops)
         how = f"{self.way} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
-        said = "" if self.timed else ", by the model"
+        said = f", by {self.untimed}" if self.untimed else ""
         return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"
 
 

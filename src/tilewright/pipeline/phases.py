@@ -57,7 +57,7 @@ from tilewright.tuning.thresholds import SIZES
 from .build import Clock, JoinedKernelRefused, KernelBuilder, Kernels, in_silence, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
 from .place import DevicePlace
-from .products import choose_by_model, choose_products
+from .products import choose_products, choose_untimed
 from .region_kernels import RegionTrial, choose_attention, choose_region_kernels
 from .state import CompileRequest, State
 from .timed.kernel_fronts import join_fronts
@@ -221,7 +221,7 @@ def _choose_products(state: State) -> State:
         seconds = asked.options.tune_seconds
         found = choose_products(state.graph, builder, asked.place.device, seconds, improved)
     else:
-        found = choose_by_model(state.graph, builder.solver)
+        found = choose_untimed(state.graph, builder.solver)
     return replace(state, graph=found.graph, products=found)
 
 

@@ -24,6 +24,7 @@ from tilewright.runtime.cpu.toolchain import usable_cores
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.tuned import Verdicts
 from tilewright.runtime.store.tuning_file import Entry
+from tilewright.schedule.product_table import product_table
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
@@ -43,6 +44,7 @@ from .product_ways import (
     ways_of,
 )
 from .replay_trial import ReplayTrial
+from .tabled_products import tabled_product
 from .trial import told
 
 LOG = logging.getLogger("tilewright")
@@ -53,13 +55,13 @@ def choose_products(
 ) -> ChosenProducts:
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
     About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which
-    there is no time stay a library's, and undecided, but for those that a tuning file or `choose_by_model` decides.
+    there is no time stay undecided, and a library's but for those that a tuning file or `choose_untimed` decides.
     `improve` does to calls what the later phases do."""
     clock = builder.backend.replay_clock(device)
     seconds, tuned = builder.tuned.seconds(seconds), builder.tuned
     solver = builder.solver
     if clock is None or (seconds <= 0 and not tuned):
-        return choose_by_model(graph, solver)
+        return choose_untimed(graph, solver)
     normal = normalise(graph)
     tasks = tasks_of(normal, improve, solver.hints)
     if not tasks:
@@ -79,30 +81,38 @@ def choose_products(
     for task, _ in left:
         if task.key not in known:
             verdicts.leave(task.key)
-            if (modelled := _modelled(task, solver)) is not None:
-                known[task.key] = modelled
+            if (untimed := _untimed(task, solver)) is not None:
+                known[task.key] = untimed
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
 
-def choose_by_model(graph: Graph, solver: Solver) -> ChosenProducts:
-    """The graph with kernels for those groups that unpack operands and that the model takes for much faster so: what a
-    library multiplies lies in memory before, several times as large as what it is unpacked from."""
+def choose_untimed(graph: Graph, solver: Solver) -> ChosenProducts:
+    """The graph with kernels for those groups that unpack operands and that the model takes for much faster so (what a
+    library multiplies lies in memory before, several times as large as what it is unpacked from), and for those of
+    which the table of the target says that kernels were faster."""
     normal = normalise(graph)
-    tasks = [t for t in tasks_of(normal, lambda g: g, solver.hints) if t.groups[0].unpacks]
-    found = {t.key: decided for t in tasks if (decided := _modelled(t, solver)) is not None}
+    tasks = tasks_of(normal, lambda g: g, solver.hints)
+    found = {t.key: decided for t in tasks if (decided := _untimed(t, solver)) is not None}
     return _with_kernels(normal, graph, tasks, found, solver) if found else ChosenProducts(graph)
 
 
+def _untimed(task: ProductTask, solver: Solver) -> ChosenProduct | None:
+    """What is known of a group without a clock: the model knows too little of those that unpack nothing."""
+    if task.groups[0].unpacks:
+        return _modelled(task, solver)
+    return tabled_product(task, solver, product_table(solver.target.name))
+
+
 def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
-    """What the model says of a group that unpacks operands; nothing of others, which it knows too little of."""
-    proposed = proposals_of(task, solver) if task.groups[0].unpacks else []
+    """What the model says of a group that unpacks operands."""
+    proposed = proposals_of(task, solver)
     if not proposed:
         return None
     best, library = proposed[0], library_seconds(task.region, solver)
     if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
         return None
     schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.way, timed=False)
+    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.way, "the model")
 
 
 def _with_kernels(

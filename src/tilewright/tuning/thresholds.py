@@ -438,6 +438,7 @@ class GpuMatmulThresholds:
     gathered_registers: float
     max_unpacked_ratio: float
     max_modelled_ratio: float
+    max_tabled_size_ratio: float
     min_arriving_ratio: float
     min_stored_run_elements: int
 

@@ -1,0 +1,118 @@
+"""Products of matrices where nothing may be timed: what a table says that was measured on devices of this kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tilewright.ir.expr import Axis, axes_of, walk
+from tilewright.ir.graph import Graph, Op
+from tilewright.ir.sizes import dims
+from tilewright.library.cost import call_seconds
+from tilewright.library.select import factor_axes
+from tilewright.partition.products import ChosenProduct
+from tilewright.schedule.product_table import (
+    FastestProduct,
+    ProductBlocks,
+    ProductShape,
+    ProductTable,
+    blocks_of,
+)
+from tilewright.schedule.solver import Solver
+from tilewright.tuning.timing_limits import PRODUCTS
+
+from .prices import library_seconds
+from .product_ways import ProductTask, Proposal, proposals_of
+
+
+def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
+    """The kernel that a table has for groups of like sizes, where it was faster than the library; None where it was
+    not, where the table has no such sizes, and where these blocks are not proposed for this group.
+
+    seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
+    products alone serves those with more behind them, which a library computes in further passes."""
+    products = task.groups[0].products
+    shape = product_shape(task.region, products, task.is_fusion)
+    if shape is None:
+        return None
+    library = library_seconds(task.region, solver)
+    found = table.find(shape)
+    replaced = library
+    if found is None and shape.fused:
+        found = table.find(shape.alone())
+        replaced = sum(
+            call_seconds([op], op.outputs, solver.target, solver.hints) for op in task.groups[0].products
+        )
+    if found is None or not found.blocks.tiles:
+        return None
+    seconds = found.ratio * replaced
+    if seconds > PRODUCTS.max_preferred_ratio * library:
+        return None
+    return _with_blocks(task, solver, found, seconds, library)
+
+
+def product_shape(graph: Graph, products: Sequence[Op], fused: bool) -> ProductShape | None:
+    """What these products of a graph multiply, if all are alike and all sizes are known: blocks that were measured at
+    one size may be bad at others."""
+    calls = [graph.origins[op.origin].call for op in products]
+    kinds = {call.reason if call is not None else "" for call in calls}
+    found = {_shape(op, next(iter(kinds))) for op in products}
+    first = next(iter(found), None)
+    if first is None or len(found) > 1 or len(kinds) > 1:
+        return None
+    return replace(first, count=len(products), fused=fused)
+
+
+def _shape(op: Op, kind: str) -> ProductShape | None:
+    """Of one product of two factors; its rows are what the first one has alone."""
+    e, sides = op.expr, factor_axes(op)
+    if e is None or len(sides) != 2 or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
+        return None
+    first, second = sides
+
+    def count(axes: Iterable[Axis]) -> int:
+        return math.prod(dims.static(a.extent) or 0 for a in axes)
+
+    kept = e.axes
+    batch = count(a for a in kept if a in first & second)
+    m, n = (count(a for a in kept if a in own) for own in (first - second, second - first))
+    size = max(v.dtype.bytes for v in op.inputs[:2])
+    taps = count(a for a in e.reduce if _slides(op, a))
+    return ProductShape(kind, size, 1, False, taps, batch, m, n, count(e.reduce))
+
+
+def _slides(op: Op, along: Axis) -> bool:
+    """Whether a coordinate of what is read is moved by a place of the result and by one that is summed."""
+    assert op.expr is not None
+    kept = set(op.expr.axes)
+    for read in (x for x in walk(op.expr.body[0]) if x.op == "read"):
+        for coordinate in read.args:
+            used = {x.value for x in axes_of(coordinate)}
+            if along in used and used & kept:
+                return True
+    return False
+
+
+def _with_blocks(
+    task: ProductTask, solver: Solver, found: FastestProduct, seconds: float, library: float
+) -> ChosenProduct | None:
+    """The fastest by the model of those that are proposed with these blocks; with the number of stages next to theirs,
+    since how many there is room for depends on more than the sizes."""
+    wanted = found.blocks
+
+    def has_blocks(proposal: Proposal) -> bool:
+        return replace(_blocks_of(proposal), stages=wanted.stages) == wanted
+
+    def stages_apart(proposal: Proposal) -> int:
+        return abs(_blocks_of(proposal).stages - wanted.stages)
+
+    best = min(filter(has_blocks, proposals_of(task, solver)), key=stages_apart, default=None)
+    if best is None:
+        return None
+    schedule = str(best.solution.schedule)
+    return ChosenProduct(task.region.ops, schedule, seconds, library, best.way, f"a table, {found.source}")
+
+
+def _blocks_of(proposal: Proposal) -> ProductBlocks:
+    return blocks_of(proposal.solution.schedule, proposal.way.parts, proposal.way.operands)
