@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,6 +32,7 @@ from tilewright.ir.kernel import AS_THEY_LIE
 from tilewright.library.select import is_contraction
 from tilewright.partition.products import ChosenProduct, ChosenProducts
 from tilewright.pipeline.tabled_products import product_shape
+from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
     FastestProduct,
     ProductBlocks,
@@ -169,7 +170,11 @@ def child(item: str, arguments: argparse.Namespace) -> None:
         start = time.perf_counter()
         made = tilewright.compile(model, (x,), freeze=True, options={"tune_seconds": arguments.tune_seconds})
         facts["build_s"] = round(time.perf_counter() - start, 1)
-        found = [phase.result for phase in made.trace.phases if isinstance(phase.result, ChosenProducts)]
+        found = [
+            phase.result
+            for phase in cast(Trace, made.trace).phases
+            if isinstance(phase.result, ChosenProducts)
+        ]
         facts["products"] = [row for products in found for row in rows_of(products)]
     facts["phase"] = DONE
     record.write_json(arguments.child_json, facts)
