@@ -34,26 +34,30 @@ from tilewright.partition.products import ChosenProduct, ChosenProducts
 from tilewright.pipeline.tabled_products import product_shape
 from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
+    APART,
     FastestProduct,
     ProductBlocks,
     ProductShape,
     ProductTable,
+    name_order,
     parse_products,
 )
 
 SECONDS = 120
 """For products of a network."""
-CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
+CLASS = re.compile(r"(\w+):(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
+WIDE = 8
+"""Halves that one access takes."""
 NO_BLOCKS = ProductBlocks((), 1, 1, 1)
 
 
 def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> ProductBlocks:
     """The blocks that the text of a schedule has."""
-    classes = [(role, int(tile or 1)) for role, tile in CLASS.findall(schedule)]
+    classes = [(name_order(name), role, int(tile or 1)) for name, role, tile in CLASS.findall(schedule)]
     words = schedule.split()
     numbers = dict(w.split("=", 1) for w in words if "=" in w)
-    tiles = sorted(tile for role, tile in classes if role == "grid" and tile > 1)
-    step = max((tile for role, tile in classes if role != "grid"), default=1)
+    tiles = [tile for _, role, tile in sorted(classes) if role == "grid" and tile > 1]
+    step = max((tile for _, role, tile in classes if role != "grid"), default=1)
     warps, stages = (int(numbers.get(name, 1)) for name in ("warps", "stages"))
     marks = "descriptors" in words, "persistent" in words
     return ProductBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
@@ -66,7 +70,8 @@ def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
         if best is None:
             continue
         ours = found["schedules"][best]
-        shape = ProductShape("contraction", 2, 1, False, 1, 1, found["m"], found["n"], found["k"])
+        m, n, k = (found[name] for name in "mnk")
+        shape = ProductShape("contraction", 2, 1, False, 1, _runs(k, n), 1, m, n, k, m * k)
         blocks = read_blocks(ours["schedule"])
         if not blocks.tiles:
             continue  # a product with one row, which is no group
@@ -85,11 +90,17 @@ def of_convolutions(facts: Mapping[str, Any], file: str) -> Iterator[FastestProd
             continue
         ours, (prepared, parts, kernel) = found["ways"][best]["median_us"], _way(best)
         blocks = read_blocks(found["kernels"][kernel]["schedule"], parts, prepared)
-        m = int(batch) * layer.result**2
-        fused = ProductShape("convolution", 2, 1, True, layer.kernel**2, 1, m, layer.features, layer.products)
+        m, image = int(batch) * layer.result**2, int(batch) * layer.channels * layer.side**2
+        runs, taps = _runs(layer.channels, layer.features), layer.kernel**2
+        fused = ProductShape("convolution", 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image)
         theirs = min(found[f"{PASS}_us"], found[f"{FUSED}_us"])
         for shape, library in ((fused, theirs), (fused.alone(), found[f"{ALONE}_us"])):
             yield FastestProduct(shape, blocks, _rounded(ours), _rounded(library), f"{file}#layers/{name}")
+
+
+def _runs(summed: int, results: int) -> str:
+    """Of rows of so many halves, of both operands and of the result; those of an image are its channels."""
+    return ("k" if summed % WIDE == 0 else APART) * 2 + ("n" if results % WIDE == 0 else APART)
 
 
 def _way(name: str) -> tuple[str, int, str]:
@@ -133,12 +144,12 @@ def table_of(files: Sequence[Path], table: ProductTable) -> ProductTable:
 def rows_of(products: ChosenProducts) -> Iterator[Facts]:
     """What was decided of groups whose products are alike."""
     for chosen in products.products:
-        multiply = [op for op in chosen.ops if is_contraction(op)]
-        fused = len({op.origin for op in chosen.ops}) > 1
-        shape = product_shape(products.graph, multiply, fused) if multiply else None
+        multiply = [op for op in chosen.region.ops if is_contraction(op)]
+        shape = product_shape(chosen.region, multiply) if multiply else None
         if shape is None or chosen.untimed:
             continue
-        yield {"what": " + ".join(op.name for op in chosen.ops), "shape": asdict(shape), **_measured(chosen)}
+        what = " + ".join(op.name for op in chosen.region.ops)
+        yield {"what": what, "shape": asdict(shape), **_measured(chosen)}
 
 
 def _measured(chosen: ChosenProduct) -> Facts:

@@ -78,10 +78,10 @@ def choose_products(
         known[task.key] = decided
         LOG.info("%s", decided)
         verdicts.put(task.key, _entry(task, decided))
-    for task, _ in left:
+    for task, proposals in left:
         if task.key not in known:
             verdicts.leave(task.key)
-            if (untimed := _untimed(task, solver)) is not None:
+            if (untimed := _untimed(task, solver, proposals)) is not None:
                 known[task.key] = untimed
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
@@ -96,23 +96,25 @@ def choose_untimed(graph: Graph, solver: Solver) -> ChosenProducts:
     return _with_kernels(normal, graph, tasks, found, solver) if found else ChosenProducts(graph)
 
 
-def _untimed(task: ProductTask, solver: Solver) -> ChosenProduct | None:
-    """What is known of a group without a clock: the model knows too little of those that unpack nothing."""
+def _untimed(
+    task: ProductTask, solver: Solver, proposed: Sequence[Proposal] | None = None
+) -> ChosenProduct | None:
+    """What is known of a group without a clock: the model knows too little of those that unpack nothing. The caller may
+    know what is `proposed`."""
     if task.groups[0].unpacks:
-        return _modelled(task, solver)
-    return tabled_product(task, solver, product_table(solver.target.name))
+        return _modelled(task, solver, proposals_of(task, solver) if proposed is None else proposed)
+    return tabled_product(task, solver, product_table(solver.target.name), proposed)
 
 
-def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
+def _modelled(task: ProductTask, solver: Solver, proposed: Sequence[Proposal]) -> ChosenProduct | None:
     """What the model says of a group that unpacks operands."""
-    proposed = proposals_of(task, solver)
     if not proposed:
         return None
     best, library = proposed[0], library_seconds(task.region, solver)
     if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
         return None
     schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.way, "the model")
+    return ChosenProduct(task.region, schedule, best.seconds, library, best.way, "the model")
 
 
 def _with_kernels(
@@ -209,7 +211,7 @@ def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
             "schedule": str(schedule), "parts": int(parts), "operands": str(operands),
             "seconds": int() | float() as seconds, "library_seconds": int() | float() as library,
         } if operands in PREPARATIONS and (operands == AS_THEY_LIE or parts == 1):  # fmt: skip
-            return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, operands))
+            return ChosenProduct(task.region, schedule, seconds, library, ProductWay(parts, operands))
         case _:
             return None
 
@@ -235,10 +237,10 @@ def _decided(
         timed = [(t, p) for t, (p, _) in zip(rest, mine, strict=True) if t is not None]
         best, proposal = min(timed, key=lambda found: found[0], default=(math.inf, None))
         if proposal is None or best > PRODUCTS.max_preferred_ratio * library:
-            yield task, ChosenProduct(task.region.ops, LIBRARY, library, library)
+            yield task, ChosenProduct(task.region, LIBRARY, library, library)
         else:
             schedule = str(proposal.solution.schedule)
-            yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.way)
+            yield task, ChosenProduct(task.region, schedule, best, library, proposal.way)
 
 
 def _share_builds(seconds: Sequence[float], builds: int) -> list[int]:

@@ -3,68 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.ir.expr import Axis, axes_of, walk
-from tilewright.ir.graph import Graph, Op
+from tilewright.analysis.runs import side_by_side
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.cost import call_seconds
 from tilewright.library.select import factor_axes
+from tilewright.lower.variants import ALIGNMENT
 from tilewright.partition.products import ChosenProduct
-from tilewright.schedule.product_table import (
-    FastestProduct,
-    ProductBlocks,
-    ProductShape,
-    ProductTable,
-    blocks_of,
-)
+from tilewright.schedule.product_table import APART, ProductBlocks, ProductShape, ProductTable, blocks_of
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
-from .prices import library_seconds
+from .prices import way_seconds
 from .product_ways import ProductTask, Proposal, proposals_of
 
 
-def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
+def tabled_product(
+    task: ProductTask, solver: Solver, table: ProductTable, proposed: Sequence[Proposal] | None = None
+) -> ChosenProduct | None:
     """The kernel that a table has for groups of like sizes, where it was faster than the library; None where it was
-    not, where the table has no such sizes, and where these blocks are not proposed for this group.
+    not, where the table has no such sizes, and where these blocks are not among what is `proposed` for this group, as
+    the caller may know.
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
-    products alone serves those with more behind them, which a library computes in further passes."""
-    products = task.groups[0].products
-    shape = product_shape(task.region, products, task.is_fusion)
+    products of matrices alone serves those with more behind them, which a library computes in further passes. (It takes
+    what stands behind a convolution into its call.)"""
+    shape = product_shape(task.region, task.groups[0].products) if table.entries else None
     if shape is None:
         return None
-    library = library_seconds(task.region, solver)
-    found = table.find(shape)
-    replaced = library
-    if found is None and shape.fused:
-        found = table.find(shape.alone())
-        replaced = sum(
-            call_seconds([op], op.outputs, solver.target, solver.hints) for op in task.groups[0].products
-        )
+    found, alone = table.find(shape), False
+    if found is None and shape.fused and shape.kind == "contraction":
+        found, alone = table.find(shape.alone()), True
     if found is None or not found.blocks.tiles:
         return None
-    seconds = found.ratio * replaced
-    if seconds > PRODUCTS.max_preferred_ratio * library:
+    library = way_seconds(task.region, task.library, solver)
+    seconds = found.ratio * (library.calls if alone else library.total)
+    if seconds > PRODUCTS.max_preferred_ratio * library.total:
         return None
-    return _with_blocks(task, solver, found, seconds, library)
+    best = _with_blocks(proposals_of(task, solver) if proposed is None else proposed, found.blocks)
+    if best is None:
+        return None
+    schedule, source = str(best.solution.schedule), f"a table, {found.source}"
+    return ChosenProduct(task.region, schedule, seconds, library.total, best.way, source)
 
 
-def product_shape(graph: Graph, products: Sequence[Op], fused: bool) -> ProductShape | None:
-    """What these products of a graph multiply, if all are alike and all sizes are known: blocks that were measured at
-    one size may be bad at others."""
-    calls = [graph.origins[op.origin].call for op in products]
+def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
+    """What these `products` of a group multiply, whose region is the `graph`, if all are alike and all sizes are known:
+    blocks that were measured at one size may be bad at others."""
+    nodes = {op.origin for op in products}
+    calls = [graph.origins[n].call for n in nodes]
     kinds = {call.reason if call is not None else "" for call in calls}
-    found = {_shape(op, next(iter(kinds))) for op in products}
+    found = {_shape(op, next(iter(kinds)), graph) for op in products}
     first = next(iter(found), None)
     if first is None or len(found) > 1 or len(kinds) > 1:
         return None
+    fused = any(op.origin not in nodes and not (op.expr is not None and op.expr.is_view()) for op in graph.ops)
     return replace(first, count=len(products), fused=fused)
 
 
-def _shape(op: Op, kind: str) -> ProductShape | None:
+def _shape(op: Op, kind: str, graph: Graph) -> ProductShape | None:
     """Of one product of two factors; its rows are what the first one has alone."""
     e, sides = op.expr, factor_axes(op)
     if e is None or len(sides) != 2 or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
@@ -74,12 +74,39 @@ def _shape(op: Op, kind: str) -> ProductShape | None:
     def count(axes: Iterable[Axis]) -> int:
         return math.prod(dims.static(a.extent) or 0 for a in axes)
 
-    kept = e.axes
-    batch = count(a for a in kept if a in first & second)
-    m, n = (count(a for a in kept if a in own) for own in (first - second, second - first))
-    size = max(v.dtype.bytes for v in op.inputs[:2])
+    batch = count(a for a in e.axes if a in first & second)
+    own = {"m": [a for a in e.axes if a in first - second], "n": [a for a in e.axes if a in second - first]}
+    size, image = max(v.dtype.bytes for v in op.inputs[:2]), dims.static(op.inputs[0].numel)
     taps = count(a for a in e.reduce if _slides(op, a))
-    return ProductShape(kind, size, 1, False, taps, batch, m, n, count(e.reduce))
+    if not image:
+        return None
+    runs = "".join(_run(offset, {**own, "k": e.reduce}, size) for offset in _offsets(op, graph))
+    m, n = map(count, own.values())
+    return ProductShape(kind, size, 1, False, taps, runs, batch, m, n, count(e.reduce), image)
+
+
+def _offsets(op: Op, graph: Graph) -> Iterator[Expr]:
+    """Where a product finds the elements of its two operands, and where its result goes, by its axes. What views behind
+    it make of the result is not looked at."""
+    assert op.expr is not None
+
+    def offset(v: Value, places: Sequence[Expr]) -> Expr:
+        laid = graph.layouts.get(v)
+        strides = dims.dense_strides(v.shape) if laid is None else laid.strides
+        return dims.add(dims.ZERO, *map(dims.mul, places, strides))
+
+    reads = {r.value: r for r in op.expr.reads()}
+    for number in (0, 1):
+        yield offset(op.inputs[number], reads[number].args)
+    result = next((v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output)
+    yield offset(result, [axis(a) for a in op.expr.axes])
+
+
+def _run(offset: Expr, own: Mapping[str, Sequence[Axis]], size: int) -> str:
+    """Along which of the sides of a product, by their axes, one access takes 16 bytes of elements of such a `size`."""
+    wide = ALIGNMENT // size
+    found = (name for name, axes in own.items() if axes and side_by_side(offset, axes, wide) >= wide)
+    return next(found, APART)
 
 
 def _slides(op: Op, along: Axis) -> bool:
@@ -94,12 +121,9 @@ def _slides(op: Op, along: Axis) -> bool:
     return False
 
 
-def _with_blocks(
-    task: ProductTask, solver: Solver, found: FastestProduct, seconds: float, library: float
-) -> ChosenProduct | None:
+def _with_blocks(proposed: Iterable[Proposal], wanted: ProductBlocks) -> Proposal | None:
     """The fastest by the model of those that are proposed with these blocks; with the number of stages next to theirs,
     since how many there is room for depends on more than the sizes."""
-    wanted = found.blocks
 
     def has_blocks(proposal: Proposal) -> bool:
         return replace(_blocks_of(proposal), stages=wanted.stages) == wanted
@@ -107,11 +131,7 @@ def _with_blocks(
     def stages_apart(proposal: Proposal) -> int:
         return abs(_blocks_of(proposal).stages - wanted.stages)
 
-    best = min(filter(has_blocks, proposals_of(task, solver)), key=stages_apart, default=None)
-    if best is None:
-        return None
-    schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, seconds, library, best.way, f"a table, {found.source}")
+    return min(filter(has_blocks, proposed), key=stages_apart, default=None)
 
 
 def _blocks_of(proposal: Proposal) -> ProductBlocks:

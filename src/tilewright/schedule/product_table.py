@@ -24,22 +24,30 @@ from .table import FOLDER
 KINDS = ("contraction", "convolution")
 """What a library is called for."""
 
+APART = "-"
+"""Stands in `ProductShape.runs` for elements that no wide access takes."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProductShape:
     """What a group of `count` products of the same sizes multiplies: operands of `bytes` an element, `batch` times
-    [m, k] by [k, n], where a convolution sums `taps` places of a window. `fused`: with what a library does in further
-    calls or kernels behind it."""
+    [m, k] by [k, n], where a convolution sums `taps` places of a window over images of `image` elements (of a product:
+    what its first operand has). `fused`: with what a library does in further calls or kernels behind it.
+
+    `runs` says along which of m, n and k lie the 16 bytes that one access takes, of the first operand, the second and
+    the result, as "kkn" of a linear layer; `APART` where none takes so many, as with rows of 4095 halves."""
 
     kind: str
     bytes: int
     count: int
     fused: bool
     taps: int
+    runs: str
     batch: int
     m: int
     n: int
     k: int
+    image: int
 
     def alone(self) -> ProductShape:
         """Without what stands behind."""
@@ -48,8 +56,8 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProductBlocks:
-    """Blocks of the kernel that multiplies: the `tiles` of what lies on the grid, the smaller first (those of 1 are
-    left out), the longest `step` of a loop, warps, loads of `stages` steps under way, by `descriptors`, in grid points
+    """Blocks of the kernel that multiplies: the `tiles` of what lies on the grid, in the order of its classes (of a
+    product that of m before that of n, of a convolution the other way round; those of 1 are left out), the longest `step` of a loop, warps, loads of `stages` steps under way, by `descriptors`, in grid points
     that stay (`persistent`); the sum in so many `parts`, with `operands` as they lie or prepared (see
     `ir.kernel.PREPARATIONS`)."""
 
@@ -114,12 +122,18 @@ class ProductTable:
 def blocks_of(schedule: Schedule, parts: int = 1, operands: str = AS_THEY_LIE) -> ProductBlocks:
     """The blocks of a schedule."""
     classes = schedule.tiling.classes
-    tiles = sorted(c.tile for c in classes if c.role is Role.GRID and c.tile > 1)
+    tiled = [(name_order(c.axis.name), c.tile) for c in classes if c.role is Role.GRID and c.tile > 1]
     step = max((c.tile for c in classes if c.role is not Role.GRID), default=1)
     launch, descriptors = schedule.launch, schedule.memory.descriptors
+    tiles = tuple(tile for _, tile in sorted(tiled))
     return ProductBlocks(
-        tuple(tiles), step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands
+        tiles, step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands
     )
+
+
+def name_order(name: str) -> tuple[int, str]:
+    """In which order classes are, of their names: c2 before c10."""
+    return len(name), name
 
 
 def parse_products(text: str, place: str) -> ProductTable:
@@ -142,13 +156,19 @@ def product_table(target: str) -> ProductTable:
 
 def _kind(shape: ProductShape) -> tuple[object, ...]:
     """What must be equal for blocks to serve both."""
-    return shape.kind, shape.bytes, shape.count, shape.fused, shape.taps
+    return shape.kind, shape.bytes, shape.count, shape.fused, shape.taps, shape.runs
 
 
 def _distances(a: ProductShape, b: ProductShape) -> list[float]:
-    """Octaves between sizes."""
-    pairs = ((a.batch, b.batch), (a.m, b.m), (a.n, b.n), (a.k, b.k))
-    return [abs(math.log2(max(1, x) / max(1, y))) for x, y in pairs]
+    """Octaves between sizes, and between what places of results take of an image: four times as much where windows
+    skip every second line and column, a quarter where those of a transposed convolution meet as many zeros."""
+    pairs = ((a.batch, b.batch), (a.m, b.m), (a.n, b.n), (a.k, b.k), (_taken(a), _taken(b)))
+    return [abs(math.log2(x / y)) for x, y in pairs]
+
+
+def _taken(shape: ProductShape) -> float:
+    """Elements of the image for each that a result takes of it at one tap."""
+    return shape.image * shape.taps / (shape.batch * shape.m * shape.k)
 
 
 def _as_row(e: FastestProduct) -> dict[str, object]:
@@ -182,5 +202,7 @@ def _is_valid(name: str, value: Any) -> bool:
         return type(value) in (int, float) and 0 < value < math.inf
     if name == "source":
         return isinstance(value, str)
+    if name == "runs":
+        return isinstance(value, str) and len(value) == 3 and set(value) <= {"m", "n", "k", APART}
     numbers = value if name == "tiles" else [value]
     return all(type(n) is int and n > 0 for n in numbers)
