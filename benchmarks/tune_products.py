@@ -35,7 +35,7 @@ from tilewright.pipeline.tabled_products import product_shape
 from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
     FastestProduct,
-    ProductBlocks,
+    MeasuredBlocks,
     ProductShape,
     ProductTable,
     parse_products,
@@ -44,10 +44,10 @@ from tilewright.schedule.product_table import (
 SECONDS = 120
 """For products of a network."""
 CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
-NO_BLOCKS = ProductBlocks((), 1, 1, 1)
+NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
 
 
-def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> ProductBlocks:
+def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
     """The blocks that the text of a schedule has."""
     classes = [(role, int(tile or 1)) for role, tile in CLASS.findall(schedule)]
     words = schedule.split()
@@ -56,7 +56,7 @@ def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> P
     step = max((tile for role, tile in classes if role != "grid"), default=1)
     warps, stages = (int(numbers.get(name, 1)) for name in ("warps", "stages"))
     marks = "descriptors" in words, "persistent" in words
-    return ProductBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
+    return MeasuredBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
 
 
 def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
@@ -108,7 +108,7 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
             blocks = row["blocks"]
             yield FastestProduct(
                 ProductShape(**row["shape"]),
-                ProductBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
+                MeasuredBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
                 row["us"], row["library_us"], f"{file}#networks/{name}/products/{place}",
             )  # fmt: skip
 

@@ -11,19 +11,17 @@ from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import factor_axes
-from tilewright.partition.products import ChosenProduct
+from tilewright.partition.products import ChosenProduct, ProductWay
 from tilewright.schedule.product_table import (
     FastestProduct,
-    ProductBlocks,
     ProductShape,
     ProductTable,
-    blocks_of,
 )
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .prices import library_seconds
-from .product_ways import ProductTask, Proposal, proposals_of
+from .product_ways import ProductTask, proposals_of_way
 
 
 def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
@@ -97,22 +95,10 @@ def _slides(op: Op, along: Axis) -> bool:
 def _with_blocks(
     task: ProductTask, solver: Solver, found: FastestProduct, seconds: float, library: float
 ) -> ChosenProduct | None:
-    """The fastest by the model of those that are proposed with these blocks; with the number of stages next to theirs,
-    since how many there is room for depends on more than the sizes."""
-    wanted = found.blocks
-
-    def has_blocks(proposal: Proposal) -> bool:
-        return replace(_blocks_of(proposal), stages=wanted.stages) == wanted
-
-    def stages_apart(proposal: Proposal) -> int:
-        return abs(_blocks_of(proposal).stages - wanted.stages)
-
-    best = min(filter(has_blocks, proposals_of(task, solver)), key=stages_apart, default=None)
+    """The fastest by the model of those that are proposed with these blocks."""
+    way = ProductWay(found.blocks.parts, found.blocks.operands)
+    best = next(proposals_of_way(task, way, solver, 1, found.blocks), None)
     if best is None:
         return None
     schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, seconds, library, best.way, f"a table, {found.source}")
-
-
-def _blocks_of(proposal: Proposal) -> ProductBlocks:
-    return blocks_of(proposal.solution.schedule, proposal.way.parts, proposal.way.operands)
+    return ChosenProduct(task.region.ops, schedule, seconds, library, way, f"a table, {found.source}")
