@@ -36,31 +36,30 @@ from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
     APART,
     FastestProduct,
-    ProductBlocks,
+    MeasuredBlocks,
     ProductShape,
     ProductTable,
-    name_order,
     parse_products,
 )
 
 SECONDS = 120
 """For products of a network."""
-CLASS = re.compile(r"(\w+):(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
+CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
 WIDE = 8
 """Halves that one access takes."""
-NO_BLOCKS = ProductBlocks((), 1, 1, 1)
+NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
 
 
-def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> ProductBlocks:
+def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
     """The blocks that the text of a schedule has."""
-    classes = [(name_order(name), role, int(tile or 1)) for name, role, tile in CLASS.findall(schedule)]
+    classes = [(role, int(tile or 1)) for role, tile in CLASS.findall(schedule)]
     words = schedule.split()
     numbers = dict(w.split("=", 1) for w in words if "=" in w)
-    tiles = [tile for _, role, tile in sorted(classes) if role == "grid" and tile > 1]
-    step = max((tile for _, role, tile in classes if role != "grid"), default=1)
+    tiles = sorted(tile for role, tile in classes if role == "grid" and tile > 1)
+    step = max((tile for role, tile in classes if role != "grid"), default=1)
     warps, stages = (int(numbers.get(name, 1)) for name in ("warps", "stages"))
     marks = "descriptors" in words, "persistent" in words
-    return ProductBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
+    return MeasuredBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
 
 
 def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
@@ -92,7 +91,9 @@ def of_convolutions(facts: Mapping[str, Any], file: str) -> Iterator[FastestProd
         blocks = read_blocks(found["kernels"][kernel]["schedule"], parts, prepared)
         m, image = int(batch) * layer.result**2, int(batch) * layer.channels * layer.side**2
         runs, taps = _runs(layer.channels, layer.features), layer.kernel**2
-        fused = ProductShape("convolution", 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image)
+        fused = ProductShape(
+            "convolution", 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image
+        )
         theirs = min(found[f"{PASS}_us"], found[f"{FUSED}_us"])
         for shape, library in ((fused, theirs), (fused.alone(), found[f"{ALONE}_us"])):
             yield FastestProduct(shape, blocks, _rounded(ours), _rounded(library), f"{file}#layers/{name}")
@@ -119,7 +120,7 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
             blocks = row["blocks"]
             yield FastestProduct(
                 ProductShape(**row["shape"]),
-                ProductBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
+                MeasuredBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
                 row["us"], row["library_us"], f"{file}#networks/{name}/products/{place}",
             )  # fmt: skip
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from tilewright.ir.schedule import Schedule
 from tilewright.schedule.product_table import (
     FastestProduct,
-    ProductBlocks,
+    MeasuredBlocks,
     ProductShape,
     ProductTable,
     blocks_of,
 )
 
 LINEAR = ProductShape("contraction", 2, 1, False, 1, 1, 64, 256, 128)
-BLOCKS = ProductBlocks((32, 64), 64, 4, 3)
+BLOCKS = MeasuredBlocks((32, 64), 64, 4, 3)
 WINDOWS = ProductShape("convolution", 2, 1, False, 9, 1, 2 * 8 * 8, 64, 64 * 9)
 
 Program = tuple[Callable[..., Tensor], Sequence[Sequence[int]]]
@@ -61,11 +61,11 @@ def made(name: str, *entries: FastestProduct) -> tuple[Device, list[Tensor]]:
         return compiled(run, inputs, contractions="modelled", tune_seconds=0), inputs
 
 
-def entry(shape: ProductShape, ratio: float = 0.8, blocks: ProductBlocks = BLOCKS) -> FastestProduct:
+def entry(shape: ProductShape, ratio: float = 0.8, blocks: MeasuredBlocks = BLOCKS) -> FastestProduct:
     return FastestProduct(shape, blocks, 10 * ratio, 10.0, "results.json#some/place")
 
 
-def only_blocks(device: Device) -> ProductBlocks:
+def only_blocks(device: Device) -> MeasuredBlocks:
     (kernel,) = device.kernels
     assert isinstance(kernel.schedule, Schedule)
     return blocks_of(kernel.schedule)
@@ -97,7 +97,7 @@ def test_a_kernel_has_the_blocks_of_the_table(name: str, shape: ProductShape) ->
         ("linear", entry(LINEAR, 0.99)),
         ("linear", entry(replace(LINEAR, m=200))),
         ("linear", entry(LINEAR, blocks=replace(BLOCKS, tiles=(8, 8)))),
-        ("linear", entry(LINEAR, blocks=ProductBlocks((), 1, 1, 1))),
+        ("linear", entry(LINEAR, blocks=MeasuredBlocks((), 1, 1, 1))),
         ("linear", entry(replace(LINEAR, fused=True))),
         ("convolved", entry(replace(WINDOWS, taps=1))),
         ("convolved", entry(replace(WINDOWS, kind="contraction"))),

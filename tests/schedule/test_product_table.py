@@ -10,7 +10,7 @@ from tests.support.layers import ROOT
 from tilewright.errors import InputError
 from tilewright.schedule.product_table import (
     FastestProduct,
-    ProductBlocks,
+    MeasuredBlocks,
     ProductShape,
     ProductTable,
     parse_products,
@@ -18,7 +18,7 @@ from tilewright.schedule.product_table import (
 )
 
 SHAPE = ProductShape("contraction", 2, 1, False, 1, 1, 64, 4096, 1024)
-BLOCKS = ProductBlocks((32, 64), 128, 4, 5, descriptors=True, parts=2)
+BLOCKS = MeasuredBlocks((32, 64), 128, 4, 5, descriptors=True, parts=2)
 ENTRY = FastestProduct(SHAPE, BLOCKS, 9.0, 10.0, "somewhere")
 
 

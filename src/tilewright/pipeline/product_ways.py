@@ -22,6 +22,7 @@ from tilewright.rewrite.laid_windows import lay_windows
 from tilewright.rewrite.normal.normalise import is_foldable
 from tilewright.rewrite.padded_channels import pad_channels
 from tilewright.rewrite.split.products import even_part_counts, split_product
+from tilewright.schedule.product_table import MeasuredBlocks
 from tilewright.schedule.scheduler import Solution, grid_points
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import GPU_MATMUL
@@ -121,7 +122,7 @@ def proposals_of(task: ProductTask, solver: Solver) -> list[Proposal]:
     if found:
         found += _in_parts(task, solver, grid_points(whole[0].schedule, solver.hints))
         for operands in (PADDED, LAID):
-            found += _of_way(task, ProductWay(operands=operands), solver, PRODUCTS.max_timed)
+            found += proposals_of_way(task, ProductWay(operands=operands), solver, PRODUCTS.max_timed)
     return sorted(found, key=lambda p: p.seconds)
 
 
@@ -134,18 +135,22 @@ def _in_parts(task: ProductTask, solver: Solver, points: int) -> Iterator[Propos
         if points * n <= PRODUCTS.max_points_per_core * cores
     ]
     for count in fitting[-PRODUCTS.tried_part_counts :] if points < cores else ():
-        yield from _of_way(task, ProductWay(parts=count), solver, PRODUCTS.max_of_parts)
+        yield from proposals_of_way(task, ProductWay(parts=count), solver, PRODUCTS.max_of_parts)
 
 
-def _of_way(task: ProductTask, way: ProductWay, solver: Solver, most: int) -> Iterator[Proposal]:
-    """The fastest by the model of one way."""
+def proposals_of_way(
+    task: ProductTask, way: ProductWay, solver: Solver, most: int | None = None,
+    blocks: MeasuredBlocks | None = None,
+) -> Iterator[Proposal]:  # fmt: skip
+    """Those of one way, the fastest by the model first, so many at `most`; with `blocks`, those that have them, or
+    them with other stages."""
     found = task.kernels(way)
     if found is None:
         return
     layouts = {**task.layouts, **found.between}
     try:
         beside = beside_product(found, layouts, solver, task.frozen)
-        proposed = solver.proposals(found.kernels[0], layouts)
+        proposed = solver.proposals(found.kernels[0], layouts, blocks)
     except IllegalSchedule:
         return
     for s in proposed[:most]:

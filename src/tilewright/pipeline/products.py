@@ -103,7 +103,7 @@ def _untimed(
     know what is `proposed`."""
     if task.groups[0].unpacks:
         return _modelled(task, solver, proposals_of(task, solver) if proposed is None else proposed)
-    return tabled_product(task, solver, product_table(solver.target.name), proposed)
+    return tabled_product(task, solver, product_table(solver.target.name))
 
 
 def _modelled(task: ProductTask, solver: Solver, proposed: Sequence[Proposal]) -> ChosenProduct | None:

@@ -12,21 +12,18 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import factor_axes
 from tilewright.lower.variants import ALIGNMENT
-from tilewright.partition.products import ChosenProduct
-from tilewright.schedule.product_table import APART, ProductBlocks, ProductShape, ProductTable, blocks_of
+from tilewright.partition.products import ChosenProduct, ProductWay
+from tilewright.schedule.product_table import APART, ProductShape, ProductTable
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .prices import way_seconds
-from .product_ways import ProductTask, Proposal, proposals_of
+from .product_ways import ProductTask, proposals_of_way
 
 
-def tabled_product(
-    task: ProductTask, solver: Solver, table: ProductTable, proposed: Sequence[Proposal] | None = None
-) -> ChosenProduct | None:
+def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
     """The kernel that a table has for groups of like sizes, where it was faster than the library; None where it was
-    not, where the table has no such sizes, and where these blocks are not among what is `proposed` for this group, as
-    the caller may know.
+    not, where the table has no such sizes, and where these blocks are not proposed for this group.
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
     products of matrices alone serves those with more behind them, which a library computes in further passes. (It takes
@@ -43,11 +40,12 @@ def tabled_product(
     seconds = found.ratio * (library.calls if alone else library.total)
     if seconds > PRODUCTS.max_preferred_ratio * library.total:
         return None
-    best = _with_blocks(proposals_of(task, solver) if proposed is None else proposed, found.blocks)
+    way = ProductWay(found.blocks.parts, found.blocks.operands)
+    best = next(proposals_of_way(task, way, solver, 1, found.blocks), None)
     if best is None:
         return None
     schedule, source = str(best.solution.schedule), f"a table, {found.source}"
-    return ChosenProduct(task.region, schedule, seconds, library.total, best.way, source)
+    return ChosenProduct(task.region, schedule, seconds, library.total, way, source)
 
 
 def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
@@ -60,7 +58,9 @@ def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
     first = next(iter(found), None)
     if first is None or len(found) > 1 or len(kinds) > 1:
         return None
-    fused = any(op.origin not in nodes and not (op.expr is not None and op.expr.is_view()) for op in graph.ops)
+    fused = any(
+        op.origin not in nodes and not (op.expr is not None and op.expr.is_view()) for op in graph.ops
+    )
     return replace(first, count=len(products), fused=fused)
 
 
@@ -98,7 +98,9 @@ def _offsets(op: Op, graph: Graph) -> Iterator[Expr]:
     reads = {r.value: r for r in op.expr.reads()}
     for number in (0, 1):
         yield offset(op.inputs[number], reads[number].args)
-    result = next((v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output)
+    result = next(
+        (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
+    )
     yield offset(result, [axis(a) for a in op.expr.axes])
 
 
@@ -119,20 +121,3 @@ def _slides(op: Op, along: Axis) -> bool:
             if along in used and used & kept:
                 return True
     return False
-
-
-def _with_blocks(proposed: Iterable[Proposal], wanted: ProductBlocks) -> Proposal | None:
-    """The fastest by the model of those that are proposed with these blocks; with the number of stages next to theirs,
-    since how many there is room for depends on more than the sizes."""
-
-    def has_blocks(proposal: Proposal) -> bool:
-        return replace(_blocks_of(proposal), stages=wanted.stages) == wanted
-
-    def stages_apart(proposal: Proposal) -> int:
-        return abs(_blocks_of(proposal).stages - wanted.stages)
-
-    return min(filter(has_blocks, proposed), key=stages_apart, default=None)
-
-
-def _blocks_of(proposal: Proposal) -> ProductBlocks:
-    return blocks_of(proposal.solution.schedule, proposal.way.parts, proposal.way.operands)

@@ -55,9 +55,9 @@ class ProductShape:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ProductBlocks:
-    """Blocks of the kernel that multiplies: the `tiles` of what lies on the grid, in the order of its classes (of a
-    product that of m before that of n, of a convolution the other way round; those of 1 are left out), the longest `step` of a loop, warps, loads of `stages` steps under way, by `descriptors`, in grid points
+class MeasuredBlocks:
+    """Blocks of the kernel that multiplies: the `tiles` of what lies on the grid, the smaller first (those of 1 are
+    left out), the longest `step` of a loop, warps, loads of `stages` steps under way, by `descriptors`, in grid points
     that stay (`persistent`); the sum in so many `parts`, with `operands` as they lie or prepared (see
     `ir.kernel.PREPARATIONS`)."""
 
@@ -70,6 +70,11 @@ class ProductBlocks:
     parts: int = 1
     operands: str = AS_THEY_LIE
 
+    def are_like(self, others: MeasuredBlocks) -> bool:
+        """Whether they are the same but for stages and for how kernels compute the sum: how many stages there is room
+        for depends on more than sizes."""
+        return replace(self, stages=others.stages, parts=others.parts, operands=others.operands) == others
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class FastestProduct:
@@ -77,7 +82,7 @@ class FastestProduct:
     that shows both. Where no kernel was faster, ours may be the library's time and blocks without tiles."""
 
     shape: ProductShape
-    blocks: ProductBlocks
+    blocks: MeasuredBlocks
     us: float
     library_us: float
     source: str
@@ -89,8 +94,8 @@ class FastestProduct:
 
 
 MEASURED = ("us", "library_us", "source")
-FIELDS = frozenset((*(f.name for kind in (ProductShape, ProductBlocks) for f in fields(kind)), *MEASURED))
-OPTIONAL = frozenset(f.name for f in fields(ProductBlocks) if f.default is not MISSING)
+FIELDS = frozenset((*(f.name for kind in (ProductShape, MeasuredBlocks) for f in fields(kind)), *MEASURED))
+OPTIONAL = frozenset(f.name for f in fields(MeasuredBlocks) if f.default is not MISSING)
 WORDS = {"kind": KINDS, "operands": PREPARATIONS}
 
 
@@ -119,21 +124,15 @@ class ProductTable:
         return "[\n  " + ",\n  ".join(lines) + "\n]\n"
 
 
-def blocks_of(schedule: Schedule, parts: int = 1, operands: str = AS_THEY_LIE) -> ProductBlocks:
+def blocks_of(schedule: Schedule, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
     """The blocks of a schedule."""
     classes = schedule.tiling.classes
-    tiled = [(name_order(c.axis.name), c.tile) for c in classes if c.role is Role.GRID and c.tile > 1]
+    tiles = sorted(c.tile for c in classes if c.role is Role.GRID and c.tile > 1)
     step = max((c.tile for c in classes if c.role is not Role.GRID), default=1)
     launch, descriptors = schedule.launch, schedule.memory.descriptors
-    tiles = tuple(tile for _, tile in sorted(tiled))
-    return ProductBlocks(
-        tiles, step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands
+    return MeasuredBlocks(
+        tuple(tiles), step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands
     )
-
-
-def name_order(name: str) -> tuple[int, str]:
-    """In which order classes are, of their names: c2 before c10."""
-    return len(name), name
 
 
 def parse_products(text: str, place: str) -> ProductTable:
@@ -173,7 +172,7 @@ def _taken(shape: ProductShape) -> float:
 
 def _as_row(e: FastestProduct) -> dict[str, object]:
     measured = {"us": e.us, "library_us": e.library_us, "source": e.source}
-    usual = {f.name: f.default for f in fields(ProductBlocks)}
+    usual = {f.name: f.default for f in fields(MeasuredBlocks)}
     blocks = {k: v for k, v in asdict(e.blocks).items() if v != usual[k]}
     return {**asdict(e.shape), **blocks, **measured}
 
@@ -188,7 +187,7 @@ def _read_row(row: Any) -> FastestProduct:
         raise ValueError(f"an entry has a value that it cannot have: {told}")
     values["tiles"] = tuple(values["tiles"])
     shape = ProductShape(**{f.name: values[f.name] for f in fields(ProductShape)})
-    blocks = ProductBlocks(**{f.name: values[f.name] for f in fields(ProductBlocks) if f.name in values})
+    blocks = MeasuredBlocks(**{f.name: values[f.name] for f in fields(MeasuredBlocks) if f.name in values})
     return FastestProduct(shape, blocks, *(values[name] for name in MEASURED))
 
 

@@ -15,6 +15,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.target import Target
 
+from .product_table import MeasuredBlocks
 from .table import Tuning
 
 Lowered = Callable[[Form, Schedule], TileProgram]
@@ -85,8 +86,11 @@ class Scheduler(Protocol):
         """The fastest of the forms that a kernel may take. Raises IllegalSchedule."""
         ...
 
-    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
-        """Other schedules of the form, the fastest by the model first, for a clock to decide."""
+    def proposals(
+        self, found: Solution, by: Comparison, blocks: MeasuredBlocks | None = None
+    ) -> Sequence[Solution]:
+        """Other schedules of the form, the fastest by the model first, for a clock to decide; where some `blocks` are
+        asked for, only those of products that have them, or them with other stages."""
         ...
 
     def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:

@@ -33,6 +33,7 @@ from tilewright.tuning.search_limits import SCHEDULES
 
 from .equal_kernels import at_first_step
 from .places import stored_at
+from .product_table import MeasuredBlocks
 from .scheduler import Scheduler, Solution
 from .schedulers import scheduler_of
 from .table import Tuning, table
@@ -116,10 +117,13 @@ class Solver:
 
         return Afar(cache.lasting_bytes, price)
 
-    def proposals(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
+    def proposals(
+        self, kernel: Kernel, layouts: Layouts, blocks: MeasuredBlocks | None = None
+    ) -> tuple[Solution, ...]:
         """Other schedules of a kernel, the fastest by the model first, each with the form that it is of: for a clock to
-        decide; none where the scheduler proposes none. Raises IllegalSchedule if the kernel has no legal form."""
-        return tuple(self.scheduler.proposals(self.solution(kernel, layouts), self))
+        decide; none where the scheduler proposes none. With `blocks`, only those that have them, or them with other
+        stages. Raises IllegalSchedule if the kernel has no legal form."""
+        return tuple(self.scheduler.proposals(self.solution(kernel, layouts), self, blocks))
 
     def specialised(self, kernel: Kernel, layouts: Layouts) -> tuple[Solution, ...]:
         """A kernel's schedule for warps that have different work, in several ways, for a clock to decide. Raises

@@ -9,6 +9,7 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.form import Form, reached_folds
 from tilewright.ir.schedule import Schedule
 from tilewright.rewrite.split.policy import SplitPolicy
+from tilewright.schedule.product_table import MeasuredBlocks
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
@@ -53,7 +54,9 @@ class VectorScheduler:
         """Rows in parts, as vectors take them."""
         return by.chosen(by.take("in_row_parts", form))
 
-    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+    def proposals(
+        self, found: Solution, by: Comparison, blocks: MeasuredBlocks | None = None
+    ) -> Sequence[Solution]:
         """None: products are routines of our own, or the library's."""
         return ()
 

@@ -13,6 +13,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.legality import check_roles
 from tilewright.rewrite.split.policy import SplitPolicy
+from tilewright.schedule.product_table import MeasuredBlocks
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
@@ -59,9 +60,12 @@ class BlockScheduler:
         padded, plain = by.take("with_unit_row", form), _merged(form, by)
         return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
 
-    def proposals(self, found: Solution, by: Comparison) -> Sequence[Solution]:
+    def proposals(
+        self, found: Solution, by: Comparison, blocks: MeasuredBlocks | None = None
+    ) -> Sequence[Solution]:
         """Of plain products of matrices, and of windows without matrices."""
-        return proposals(found, by) or window_proposals(found, by)
+        found_products = proposals(found, by, blocks)
+        return found_products if found_products or blocks is not None else window_proposals(found, by)
 
     def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:
         """Of loops over keys, on machines whose warp groups multiply."""

@@ -34,28 +34,31 @@ from tilewright.schedule.gpu.matmul_cost import (
     persistent_pays,
     plain_product,
 )
+from tilewright.schedule.product_table import MeasuredBlocks, blocks_of
 from tilewright.schedule.scheduler import Comparison, Solution
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import PROPOSALS
 from tilewright.tuning.thresholds import GPU_MATMUL
 
 
-def proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
-    """Other schedules of a form, the fastest by the model first; none if it is no plain product of matrices."""
+def proposals(found: Solution, by: Comparison, blocks: MeasuredBlocks | None = None) -> Sequence[Solution]:
+    """Other schedules of a form, the fastest by the model first; none if it is no plain product of matrices. With
+    `blocks`, those that have them, or them with other stages if they do not fit with theirs."""
     merged = by.take("merge_sides", found.form)
     product = plain_product(merged)
     if product is None:
         return ()
     target, hints = by.target, by.hints
     made: list[Solution] = []
-    for tiles in _kept(product, target, hints):
+    for tiles in _kept(product, target, hints, blocks):
         walked, own = _walked(product, tiles, target, hints)
         form, schedule = by.completed(walked.form, schedule_of_tiles(walked, own, hints))
         try:
             check_roles(form, schedule)
         except IllegalSchedule:
             continue
-        made.append(Solution(schedule, form, matmul_seconds(product, tiles, target, hints), found.rows))
+        if blocks is None or blocks_of(schedule).are_like(blocks):
+            made.append(Solution(schedule, form, matmul_seconds(product, tiles, target, hints), found.rows))
     return sorted(made, key=lambda s: s.seconds)[: PROPOSALS.max_kept]
 
 
@@ -91,10 +94,17 @@ def _walked(
     return made, replace(tiles, blocks=replace(tiles.blocks, tiles=own))
 
 
-def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles]:
-    """The fastest of all tiles, of which a few may be the same tile of the result, in all ways to load operands."""
+def _kept(
+    product: PlainProduct, target: Target, hints: SizeHints, blocks: MeasuredBlocks | None
+) -> list[Tiles]:
+    """The fastest of all tiles, or of those of some blocks, of which a few may be the same tile of the result, in all
+    ways to load operands."""
     found = _candidates(product, target, hints)
+    if blocks is not None:
+        found = (t for t in found if _has_tiles(product, t, blocks))
     legal = [t for t in found if not product_excess(product, t.blocks, target)]
+    if blocks is not None:
+        legal = [t for t in legal if t.blocks.stages == blocks.stages] or legal
     price = _price_of_tiles(product, target, hints)
 
     def best(tiles: Tiles) -> float:
@@ -108,6 +118,16 @@ def _kept(product: PlainProduct, target: Target, hints: SizeHints) -> list[Tiles
             alike[tile] += 1
             tried += _variants(product, tiles, target, hints, both=not tried)
     return tried
+
+
+def _has_tiles(product: PlainProduct, tiles: Tiles, blocks: MeasuredBlocks) -> bool:
+    """Whether the tile of a result, what is summed in a step, and the warps are those of some blocks."""
+    sides = tuple(sorted(n for n in (tiles.height, tiles.width) if n > 1))
+    return (sides, tiles.blocks.tiles[product.k], tiles.blocks.warps) == (
+        blocks.tiles,
+        blocks.step,
+        blocks.warps,
+    )
 
 
 def _price_of_tiles(product: PlainProduct, target: Target, hints: SizeHints) -> Callable[[Tiles], float]:
