@@ -14,8 +14,8 @@ from tests.support.one_kernel import capture, one_kernel
 from tilewright.errors import InputError
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
-from tilewright.schedule.solver import Solver
 from tilewright.schedule.product_table import parse_products
+from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import FOLDER, FastestBlock, Tuning, parse_table
 from tilewright.target import PRESETS
 from tilewright.tuning.load import FILES

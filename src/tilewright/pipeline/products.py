@@ -44,7 +44,7 @@ from .product_ways import (
     ways_of,
 )
 from .replay_trial import ReplayTrial
-from .tabled_products import tabled_product
+from .tabled_products import measured_first, tabled_product
 from .trial import told
 
 LOG = logging.getLogger("tilewright")
@@ -70,7 +70,8 @@ def choose_products(
     stored = seconds > 0 or tuned.session is not None
     verdicts = Verdicts("product", builder.decisions, tuned, where, stored)
     known = {t.key: found for t in tasks if (found := _known(verdicts, t)) is not None}
-    proposed = [(t, proposals_of(t, solver)) for t in tasks if t.key not in known] if stored else []
+    table, unknown = product_table(solver.target.name), [t for t in tasks if t.key not in known and stored]
+    proposed = [(t, measured_first(t, proposals_of(t, solver), solver, table)) for t in unknown]
     left = [(t, p) for t, p in proposed if p]
     left.sort(key=lambda found: (not found[0].is_fusion, -found[1][0].seconds * len(found[0].groups)))
     trial = ReplayTrial(builder, device, clock)

@@ -16,12 +16,13 @@ from tilewright.schedule.product_table import (
     FastestProduct,
     ProductShape,
     ProductTable,
+    blocks_of,
 )
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .prices import library_seconds
-from .product_ways import ProductTask, proposals_of_way
+from .product_ways import ProductTask, Proposal, proposals_of_way
 
 
 def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
@@ -30,24 +31,48 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
     products alone serves those with more behind them, which a library computes in further passes."""
-    products = task.groups[0].products
-    shape = product_shape(task.region, products, task.is_fusion)
-    if shape is None:
+    shape = _shape_of(task)
+    found = None if shape is None else _entry(shape, table)
+    if shape is None or found is None or not found.blocks.tiles:
         return None
-    library = library_seconds(task.region, solver)
-    found = table.find(shape)
-    replaced = library
-    if found is None and shape.fused:
-        found = table.find(shape.alone())
-        replaced = sum(
+    library = replaced = library_seconds(task.region, solver)
+    if shape.fused and not found.shape.fused:
+        calls = (
             call_seconds([op], op.outputs, solver.target, solver.hints) for op in task.groups[0].products
         )
-    if found is None or not found.blocks.tiles:
-        return None
+        replaced = sum(calls)
     seconds = found.ratio * replaced
     if seconds > PRODUCTS.max_preferred_ratio * library:
         return None
     return _with_blocks(task, solver, found, seconds, library)
+
+
+def measured_first(
+    task: ProductTask, proposals: Sequence[Proposal], solver: Solver, table: ProductTable
+) -> Sequence[Proposal]:
+    """Proposals for a clock, those in front whose blocks a table has for groups of like sizes: what was fastest there
+    is timed here, however few are."""
+    shape = _shape_of(task)
+    found = None if shape is None else _entry(shape, table)
+    if found is None or not found.blocks.tiles:
+        return proposals
+    blocks, way = found.blocks, ProductWay(found.blocks.parts, found.blocks.operands)
+
+    def has_blocks(proposal: Proposal) -> bool:
+        return proposal.way == way and blocks_of(proposal.solution.schedule).are_like(blocks)
+
+    wanted = [p for p in proposals if has_blocks(p)]
+    others = [p for p in proposals if not has_blocks(p)]
+    return [*(wanted or proposals_of_way(task, way, solver, 1, blocks)), *others]
+
+
+def _entry(shape: ProductShape, table: ProductTable) -> FastestProduct | None:
+    """The entry of a table for a shape, or for its products alone."""
+    return table.find(shape) or (table.find(shape.alone()) if shape.fused else None)
+
+
+def _shape_of(task: ProductTask) -> ProductShape | None:
+    return product_shape(task.region, task.groups[0].products, task.is_fusion)
 
 
 def product_shape(graph: Graph, products: Sequence[Op], fused: bool) -> ProductShape | None:
