@@ -22,6 +22,13 @@ from tilewright.pipeline.backends.cuda import CudaBackend
 from tilewright.pipeline.product_ways import Proposal
 from tilewright.pipeline.replay_trial import Contest, ReplayContestant, ReplayTrial
 from tilewright.runtime.store.cache import ContentStore
+from tilewright.schedule.product_table import (
+    FastestProduct,
+    MeasuredBlocks,
+    ProductShape,
+    ProductTable,
+    blocks_of,
+)
 
 
 class Clock:
@@ -213,6 +220,27 @@ def test_without_seconds_nothing_is_timed(clock: Clock) -> None:
     with pytest.raises(AssertionError, match="a library call is left"):
         compiled(run, [halves(*shape) for shape in shapes], contractions="modelled", tune_seconds=0)
     assert not clock.asked
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_blocks_that_were_measured_before_are_timed_first(clock: Clock) -> None:
+    """Those that a model takes for slower, among as few kernels as there is time for."""
+    wanted = MeasuredBlocks((128, 128), 16, 8, 1)
+    shape = ProductShape("contraction", 2, 1, False, 1, 1, 256, 512, 256)
+    table = ProductTable((FastestProduct(shape, wanted, 8.0, 10.0, "somewhere"),))
+    inputs = [halves(256, 256), halves(512, 256)]
+    for known in (ProductTable(), table):
+        with (
+            mock.patch("tilewright.pipeline.products.product_table", lambda target, known=known: known),
+            mock.patch("tilewright.pipeline.products.usable_cores", lambda: 2),
+        ):
+            compiled(lambda x, w: x @ w.t(), inputs, contractions="modelled", tune_seconds=1)
+    before, after = (
+        [blocks_of(schedule) for way in ways for schedule in way.schedules.values()]
+        for ways in (clock.timed[: len(clock.timed) // 2], clock.timed[len(clock.timed) // 2 :])
+    )
+    assert len(before) == len(after) == 2
+    assert not any(b.are_like(wanted) for b in before) and after[0].are_like(wanted)
 
 
 @pytest.mark.parametrize("clock", [0.5], indirect=True)

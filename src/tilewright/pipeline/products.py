@@ -44,7 +44,7 @@ from .product_ways import (
     ways_of,
 )
 from .replay_trial import ReplayTrial
-from .tabled_products import tabled_product
+from .tabled_products import measured_first, tabled_product
 from .trial import told
 
 LOG = logging.getLogger("tilewright")
@@ -70,7 +70,8 @@ def choose_products(
     stored = seconds > 0 or tuned.session is not None
     verdicts = Verdicts("product", builder.decisions, tuned, where, stored)
     known = {t.key: found for t in tasks if (found := _known(verdicts, t)) is not None}
-    proposed = [(t, proposals_of(t, solver)) for t in tasks if t.key not in known] if stored else []
+    table, unknown = product_table(solver.target.name), [t for t in tasks if t.key not in known and stored]
+    proposed = [(t, measured_first(t, proposals_of(t, solver), solver, table)) for t in unknown]
     left = [(t, p) for t, p in proposed if p]
     left.sort(key=lambda found: (not found[0].is_fusion, -found[1][0].seconds * len(found[0].groups)))
     trial = ReplayTrial(builder, device, clock)
@@ -78,10 +79,10 @@ def choose_products(
         known[task.key] = decided
         LOG.info("%s", decided)
         verdicts.put(task.key, _entry(task, decided))
-    for task, proposals in left:
+    for task, _ in left:
         if task.key not in known:
             verdicts.leave(task.key)
-            if (untimed := _untimed(task, solver, proposals)) is not None:
+            if (untimed := _untimed(task, solver)) is not None:
                 known[task.key] = untimed
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
@@ -96,18 +97,16 @@ def choose_untimed(graph: Graph, solver: Solver) -> ChosenProducts:
     return _with_kernels(normal, graph, tasks, found, solver) if found else ChosenProducts(graph)
 
 
-def _untimed(
-    task: ProductTask, solver: Solver, proposed: Sequence[Proposal] | None = None
-) -> ChosenProduct | None:
-    """What is known of a group without a clock: the model knows too little of those that unpack nothing. The caller may
-    know what is `proposed`."""
+def _untimed(task: ProductTask, solver: Solver) -> ChosenProduct | None:
+    """What is known of a group without a clock: the model knows too little of those that unpack nothing."""
     if task.groups[0].unpacks:
-        return _modelled(task, solver, proposals_of(task, solver) if proposed is None else proposed)
+        return _modelled(task, solver)
     return tabled_product(task, solver, product_table(solver.target.name))
 
 
-def _modelled(task: ProductTask, solver: Solver, proposed: Sequence[Proposal]) -> ChosenProduct | None:
+def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
     """What the model says of a group that unpacks operands."""
+    proposed = proposals_of(task, solver)
     if not proposed:
         return None
     best, library = proposed[0], library_seconds(task.region, solver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.runs import side_by_side
@@ -13,12 +13,12 @@ from tilewright.ir.sizes import dims
 from tilewright.library.select import factor_axes
 from tilewright.lower.variants import ALIGNMENT
 from tilewright.partition.products import ChosenProduct, ProductWay
-from tilewright.schedule.product_table import APART, ProductShape, ProductTable
+from tilewright.schedule.product_table import APART, FastestProduct, ProductShape, ProductTable, blocks_of
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .prices import way_seconds
-from .product_ways import ProductTask, proposals_of_way
+from .product_ways import ProductTask, Proposal, proposals_of_way
 
 
 def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
@@ -26,15 +26,14 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
     not, where the table has no such sizes, and where these blocks are not proposed for this group.
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
-    products of matrices alone serves those with more behind them, which a library computes in further passes. (It takes
-    what stands behind a convolution into its call.)"""
-    shape = product_shape(task.region, task.groups[0].products) if table.entries else None
-    if shape is None:
+    products of matrices alone serves those with more behind them, which a library computes in further passes; of
+    convolutions it does not, since a library takes a bias and an activation into its call."""
+    shape = _shape_of(task, table)
+    found = None if shape is None else _entry(shape, table)
+    if shape is None or found is None or not found.blocks.tiles:
         return None
-    found, alone = table.find(shape), False
-    if found is None and shape.fused and shape.kind == "contraction":
-        found, alone = table.find(shape.alone()), True
-    if found is None or not found.blocks.tiles:
+    alone = shape.fused and not found.shape.fused
+    if alone and shape.kind == "convolution":
         return None
     library = way_seconds(task.region, task.library, solver)
     seconds = found.ratio * (library.calls if alone else library.total)
@@ -46,6 +45,36 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
         return None
     schedule, source = str(best.solution.schedule), f"a table, {found.source}"
     return ChosenProduct(task.region, schedule, seconds, library.total, way, source)
+
+
+def measured_first(
+    task: ProductTask, proposals: Sequence[Proposal], solver: Solver, table: ProductTable
+) -> Sequence[Proposal]:
+    """Proposals for a clock, those in front whose blocks a table has for groups of like sizes: what was fastest there
+    is timed here, however few are."""
+    shape = _shape_of(task, table)
+    found = None if shape is None else _entry(shape, table)
+    if found is None or not found.blocks.tiles:
+        return proposals
+    blocks, way = found.blocks, ProductWay(found.blocks.parts, found.blocks.operands)
+
+    def has_blocks(proposal: Proposal) -> bool:
+        return proposal.way == way and blocks_of(proposal.solution.schedule).are_like(blocks)
+
+    wanted = [p for p in proposals if has_blocks(p)]
+    others = [p for p in proposals if not has_blocks(p)]
+    return [*(wanted or proposals_of_way(task, way, solver, 1, blocks)), *others]
+
+
+def _entry(shape: ProductShape, table: ProductTable) -> FastestProduct | None:
+    """The entry of a table for a shape, or for its products alone."""
+    return table.find(shape) or (table.find(shape.alone()) if shape.fused else None)
+
+
+def _shape_of(task: ProductTask, table: ProductTable) -> ProductShape | None:
+    """What a task multiplies, if a table may say something of it: of products that unpack operands none does."""
+    group = task.groups[0]
+    return product_shape(task.region, group.products) if table.entries and not group.unpacks else None
 
 
 def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
@@ -65,43 +94,38 @@ def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
 
 
 def _shape(op: Op, kind: str, graph: Graph) -> ProductShape | None:
-    """Of one product of two factors; its rows are what the first one has alone."""
+    """Of one product of two factors; its rows are what the first one has alone. What views behind it make of the result
+    is not looked at."""
     e, sides = op.expr, factor_axes(op)
-    if e is None or len(sides) != 2 or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
+    reads = () if e is None else tuple(e.reads())
+    if e is None or not len(sides) == len(reads) == 2:
         return None
-    first, second = sides
+    (first, second), operands = sides, [op.inputs[r.value] for r in reads if isinstance(r.value, int)]
+    image = dims.static(operands[0].numel)
+    if not image or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
+        return None
 
     def count(axes: Iterable[Axis]) -> int:
         return math.prod(dims.static(a.extent) or 0 for a in axes)
 
     batch = count(a for a in e.axes if a in first & second)
     own = {"m": [a for a in e.axes if a in first - second], "n": [a for a in e.axes if a in second - first]}
-    size, image = max(v.dtype.bytes for v in op.inputs[:2]), dims.static(op.inputs[0].numel)
+    size = max(v.dtype.bytes for v in operands)
     taps = count(a for a in e.reduce if _slides(op, a))
-    if not image:
-        return None
-    runs = "".join(_run(offset, {**own, "k": e.reduce}, size) for offset in _offsets(op, graph))
+    result = next(
+        (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
+    )
+    accesses = [*zip(operands, (r.args for r in reads), strict=True), (result, tuple(map(axis, e.axes)))]
+    runs = "".join(_run(_offset(v, args, graph), {**own, "k": e.reduce}, size) for v, args in accesses)
     m, n = map(count, own.values())
     return ProductShape(kind, size, 1, False, taps, runs, batch, m, n, count(e.reduce), image)
 
 
-def _offsets(op: Op, graph: Graph) -> Iterator[Expr]:
-    """Where a product finds the elements of its two operands, and where its result goes, by its axes. What views behind
-    it make of the result is not looked at."""
-    assert op.expr is not None
-
-    def offset(v: Value, places: Sequence[Expr]) -> Expr:
-        laid = graph.layouts.get(v)
-        strides = dims.dense_strides(v.shape) if laid is None else laid.strides
-        return dims.add(dims.ZERO, *map(dims.mul, places, strides))
-
-    reads = {r.value: r for r in op.expr.reads()}
-    for number in (0, 1):
-        yield offset(op.inputs[number], reads[number].args)
-    result = next(
-        (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
-    )
-    yield offset(result, [axis(a) for a in op.expr.axes])
+def _offset(v: Value, places: Sequence[Expr], graph: Graph) -> Expr:
+    """Where the element of a value at some places lies."""
+    laid = graph.layouts.get(v)
+    strides = dims.dense_strides(v.shape) if laid is None else laid.strides
+    return dims.add(dims.ZERO, *map(dims.mul, places, strides))
 
 
 def _run(offset: Expr, own: Mapping[str, Sequence[Axis]], size: int) -> str:
