@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +48,7 @@ CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\
 WIDE = 8
 """Halves that one access takes."""
 NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
+SIZES = {f.name for f in fields(ProductShape)}
 
 
 def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
@@ -117,9 +118,11 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
     """Entries of a file of this program."""
     for name, found in facts["networks"].items():
         for place, row in enumerate(found.get("products", ())):
-            blocks = row["blocks"]
+            blocks, shape = row["blocks"], row["shape"]
+            if shape.keys() != SIZES:
+                continue  # of a time when shapes said less, and not known since
             yield FastestProduct(
-                ProductShape(**row["shape"]),
+                ProductShape(**shape),
                 MeasuredBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
                 row["us"], row["library_us"], f"{file}#networks/{name}/products/{place}",
             )  # fmt: skip

@@ -111,7 +111,7 @@ def _shape(op: Op, kind: str, graph: Graph) -> ProductShape | None:
     batch = count(a for a in e.axes if a in first & second)
     own = {"m": [a for a in e.axes if a in first - second], "n": [a for a in e.axes if a in second - first]}
     size = max(v.dtype.bytes for v in operands)
-    taps = count(a for a in e.reduce if _slides(op, a))
+    taps = count(a for a in e.reduce if _slides(op, a)) if kind == "convolution" else 1
     result = next(
         (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
     )
