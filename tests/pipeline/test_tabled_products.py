@@ -79,7 +79,9 @@ def made(name: str, *entries: FastestProduct, laid: int = 2) -> tuple[Device, li
     run, shapes = SHAPES[name]
     inputs = [torch.randn(shape).half() / 4 for shape in shapes]
     last = torch.channels_last
-    inputs = [x.contiguous(memory_format=last) if x.ndim == 4 and n < laid else x for n, x in enumerate(inputs)]
+    inputs = [
+        x.contiguous(memory_format=last) if x.ndim == 4 and n < laid else x for n, x in enumerate(inputs)
+    ]
     table = ProductTable(entries)
     with mock.patch("tilewright.pipeline.products.product_table", lambda target: table):
         return compiled(run, inputs, contractions="modelled", tune_seconds=0), inputs
