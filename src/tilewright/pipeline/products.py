@@ -82,8 +82,8 @@ def choose_products(
     for task, _ in left:
         if task.key not in known:
             verdicts.leave(task.key)
-            if (untimed := _untimed(task, solver)) is not None:
-                known[task.key] = untimed
+    undecided = [t for t in tasks if t.key not in known]
+    known |= {t.key: found for t in undecided if (found := _untimed(t, solver)) is not None}
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
 
