@@ -10,10 +10,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.normal_graph import capture
 from tests.support.triton.absent_gpu import Device, compiled
 from torch import Tensor
 
 from tilewright.ir.schedule import Schedule
+from tilewright.options import Options
+from tilewright.pipeline.product_ways import proposals_of, tasks_of
+from tilewright.pipeline.tabled_products import measured_first
 from tilewright.schedule.product_table import (
     FastestProduct,
     MeasuredBlocks,
@@ -21,6 +25,8 @@ from tilewright.schedule.product_table import (
     ProductTable,
     blocks_of,
 )
+from tilewright.schedule.solver import Solver
+from tilewright.target import preset
 
 LINEAR = ProductShape("contraction", 2, 1, False, 1, "kkn", 1, 64, 256, 128, 64 * 128)
 BLOCKS = MeasuredBlocks((32, 64), 64, 4, 3)
@@ -197,9 +203,28 @@ def test_what_stands_behind_counts_as_what_the_library_takes_for_it() -> None:
         made("activated", entry(LINEAR, 1.0), entry(replace(LINEAR, fused=True), 1.0))
 
 
+def unpacked(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    return x @ (packed.half() * scale).t()
+
+
+@pytest.mark.parametrize(("run", "first"), [(linear, True), (unpacked, False)], ids=["halves", "packed"])
+def test_what_is_timed_first_was_measured_of_such_products(run: Callable[..., Tensor], first: bool) -> None:
+    """Of products whose operands lie in memory, not of those that unpack them."""
+    packed, scale = torch.randint(-9, 9, (256, 128), dtype=torch.int8), torch.rand(256, 1).half()
+    weight = [packed, scale] if run is unpacked else [packed.half()]
+    inputs = [torch.randn(64, 128).half(), *weight]
+    solver = Solver(preset("sm_90"), Options())
+    (task,) = tasks_of(capture(run, inputs), lambda g: g, solver.hints)
+    proposals = proposals_of(task, solver)
+    wanted = blocks_of(proposals[-1].solution.schedule)
+    table = ProductTable((entry(LINEAR, blocks=wanted),))
+    found = measured_first(task, proposals, solver, table)
+    assert blocks_of(found[0].solution.schedule).are_like(wanted) is first
+
+
 def test_sizes_that_are_not_known_are_the_library_s() -> None:
     run, shapes = SHAPES["linear"]
-    table = ProductTable((entry(LINEAR),))
+    table = ProductTable((entry(LINEAR), entry(replace(LINEAR, m=1, image=128))))
     with (
         mock.patch("tilewright.pipeline.products.product_table", lambda target: table),
         pytest.raises(AssertionError, match="a library call is left"),
