@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from tilewright.partition.products import ChosenProduct, ChosenProducts
 from tilewright.pipeline.tabled_products import product_shape
 from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
+    APART,
     FastestProduct,
     MeasuredBlocks,
     ProductShape,
@@ -44,7 +45,10 @@ from tilewright.schedule.product_table import (
 SECONDS = 120
 """For products of a network."""
 CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
+WIDE = 8
+"""Halves that one access takes."""
 NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
+SIZES = {f.name for f in fields(ProductShape)}
 
 
 def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
@@ -66,7 +70,8 @@ def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
         if best is None:
             continue
         ours = found["schedules"][best]
-        shape = ProductShape("contraction", 2, 1, False, 1, 1, found["m"], found["n"], found["k"])
+        m, n, k = (found[name] for name in "mnk")
+        shape = ProductShape("contraction", 2, 1, False, 1, _runs(k, n), 1, m, n, k, m * k)
         blocks = read_blocks(ours["schedule"])
         if not blocks.tiles:
             continue  # a product with one row, which is no group
@@ -85,11 +90,19 @@ def of_convolutions(facts: Mapping[str, Any], file: str) -> Iterator[FastestProd
             continue
         ours, (prepared, parts, kernel) = found["ways"][best]["median_us"], _way(best)
         blocks = read_blocks(found["kernels"][kernel]["schedule"], parts, prepared)
-        m = int(batch) * layer.result**2
-        fused = ProductShape("convolution", 2, 1, True, layer.kernel**2, 1, m, layer.features, layer.products)
+        m, image = int(batch) * layer.result**2, int(batch) * layer.channels * layer.side**2
+        runs, taps = _runs(layer.channels, layer.features), layer.kernel**2
+        fused = ProductShape(
+            "convolution", 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image
+        )
         theirs = min(found[f"{PASS}_us"], found[f"{FUSED}_us"])
         for shape, library in ((fused, theirs), (fused.alone(), found[f"{ALONE}_us"])):
             yield FastestProduct(shape, blocks, _rounded(ours), _rounded(library), f"{file}#layers/{name}")
+
+
+def _runs(summed: int, results: int) -> str:
+    """Of rows of so many halves, of both operands and of the result; those of an image are its channels."""
+    return ("k" if summed % WIDE == 0 else APART) * 2 + ("n" if results % WIDE == 0 else APART)
 
 
 def _way(name: str) -> tuple[str, int, str]:
@@ -105,9 +118,11 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
     """Entries of a file of this program."""
     for name, found in facts["networks"].items():
         for place, row in enumerate(found.get("products", ())):
-            blocks = row["blocks"]
+            blocks, shape = row["blocks"], row["shape"]
+            if shape.keys() != SIZES:
+                continue  # of a time when shapes said less, and not known since
             yield FastestProduct(
-                ProductShape(**row["shape"]),
+                ProductShape(**shape),
                 MeasuredBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
                 row["us"], row["library_us"], f"{file}#networks/{name}/products/{place}",
             )  # fmt: skip
@@ -133,12 +148,12 @@ def table_of(files: Sequence[Path], table: ProductTable) -> ProductTable:
 def rows_of(products: ChosenProducts) -> Iterator[Facts]:
     """What was decided of groups whose products are alike."""
     for chosen in products.products:
-        multiply = [op for op in chosen.ops if is_contraction(op)]
-        fused = len({op.origin for op in chosen.ops}) > 1
-        shape = product_shape(products.graph, multiply, fused) if multiply else None
+        multiply = [op for op in chosen.region.ops if is_contraction(op)]
+        shape = product_shape(chosen.region, multiply) if multiply else None
         if shape is None or chosen.untimed:
             continue
-        yield {"what": " + ".join(op.name for op in chosen.ops), "shape": asdict(shape), **_measured(chosen)}
+        what = " + ".join(op.name for op in chosen.region.ops)
+        yield {"what": what, "shape": asdict(shape), **_measured(chosen)}
 
 
 def _measured(chosen: ChosenProduct) -> Facts:

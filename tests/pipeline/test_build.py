@@ -31,11 +31,11 @@ from tilewright.target import preset
 
 
 @pytest.mark.parametrize(
-    ("name", "dynamic", "length", "once", "usual"),
+    ("name", "dynamic", "length", "timed", "usual"),
     [("softmax", True, 200, 1, 11), ("softmax", True, 208, 1, 11), ("softmax", False, 200, 1, 1)],
 )
 def test_a_trial_builds_what_it_runs(
-    monkeypatch: pytest.MonkeyPatch, name: str, dynamic: bool, length: int, once: int, usual: int
+    monkeypatch: pytest.MonkeyPatch, name: str, dynamic: bool, length: int, timed: int, usual: int
 ) -> None:
     made: list[TritonSource] = []
 
@@ -51,13 +51,13 @@ def test_a_trial_builds_what_it_runs(
     solver = Solver(preset("sm_90"), Options(), hints=hints)
     builder = building.KernelBuilder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
     cover = partition(graph, solver.price, hints)
-    for exact, wanted in (True, once), (False, usual):
+    for exact, wanted in (True, timed), (False, usual):
         made.clear()
-        kernels = builder.built([cover], symbols, once=exact)
+        kernels = builder.built([cover], symbols, only_timed=exact)
         assert len(made) == wanted and kernels.unit is not None
     (aligned,) = {bool(s.divisible) for s in made[:1]} if not dynamic else {length % 16 == 0}
     made.clear()
-    builder.built([cover], symbols, once=True)
+    builder.built([cover], symbols, only_timed=True)
     assert bool(made[0].divisible) == aligned
 
 

@@ -243,13 +243,15 @@ def test_kernels_stay_apart_where_the_joined_one_does_not_build(
         if timed:
             ReplayTrial(builder, device, clock)([[ReplayContestant(cover)]])
 
-    def built(self: KernelBuilder, covers: Sequence[Cover], *args: object, once: bool = False) -> Kernels:
+    def built(
+        self: KernelBuilder, covers: Sequence[Cover], *args: object, only_timed: bool = False
+    ) -> Kernels:
         wrong = [k for c in covers for k in kernels(c) if k.reason == REASON]
         assert not (wrong and refused), "it is forgotten that a clock preferred it"
         refused.extend(wrong)
         if wrong:
             raise JoinedKernelRefused(f"it stays apart, timed: {timed}", phase="build")
-        return build(self, covers, *args, once=once)  # type: ignore[arg-type]
+        return build(self, covers, *args, only_timed=only_timed)  # type: ignore[arg-type]
 
     build = KernelBuilder.built
     monkeypatch.setattr(phases, "choose_ways", ways)

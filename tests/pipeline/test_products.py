@@ -226,7 +226,7 @@ def test_without_seconds_nothing_is_timed(clock: Clock) -> None:
 def test_blocks_that_were_measured_before_are_timed_first(clock: Clock) -> None:
     """Those that a model takes for slower, among as few kernels as there is time for."""
     wanted = MeasuredBlocks((128, 128), 16, 8, 1)
-    shape = ProductShape("contraction", 2, 1, False, 1, 1, 256, 512, 256)
+    shape = ProductShape("contraction", 2, 1, False, 1, "kkn", 1, 256, 512, 256, 256 * 256)
     table = ProductTable((FastestProduct(shape, wanted, 8.0, 10.0, "somewhere"),))
     inputs = [halves(256, 256), halves(512, 256)]
     for known in (ProductTable(), table):

@@ -39,6 +39,12 @@ from tilewright.runtime.store.cache import ContentStore, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.runtime.store.tuned import Tuned, TuningSession, tuning
 from tilewright.runtime.store.tuning_file import TuningFile, entry_name
+from tilewright.schedule.product_table import (
+    FastestProduct,
+    MeasuredBlocks,
+    ProductShape,
+    ProductTable,
+)
 from tilewright.schedule.solver import Solver
 
 
@@ -53,6 +59,10 @@ def heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
 
 
 SHAPES: Sequence[tuple[int, ...]] = ((40, 64), (96, 64), (96, 64), (64, 96))
+
+
+TABLED = {2: (96, 64, 40 * 64), 1: (64, 96, 40 * 96)}
+"""n, k and elements of the first operand of both groups, by their numbers of products."""
 
 
 def halves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -109,6 +119,22 @@ def test_a_process_with_the_file_times_nothing(clock: Clock, tmp_path: Path) -> 
     assert [str(k.schedule) for k in first.kernels] == [str(k.schedule) for k in again.kernels]
     said = [e["schedule"] for name, e in found.devices["cuda:0"].items() if name.startswith("product ")]
     assert said and set(said) <= {str(k.schedule) for k in first.kernels}
+
+
+def test_what_the_file_does_not_know_is_decided_as_without_it(clock: Clock, tmp_path: Path) -> None:
+    """By the table of the package, where nothing may be timed."""
+    path, blocks = tmp_path / "t.json", MeasuredBlocks((16, 32), 32, 4, 3)
+    found = tuned_file(path, made)
+    entries = found.devices["cuda:0"]
+    kept, *_ = (name for name in entries if name.startswith("product "))
+    TuningFile({"cuda:0": {kept: entries[kept]}}).write(path)
+    shapes = [ProductShape("contraction", 2, n, True, 1, "kkn", 1, 40, *s) for n, s in TABLED.items()]
+    table = ProductTable(tuple(FastestProduct(s, blocks, 8.0, 10.0, "somewhere") for s in shapes))
+    before = clock.asked
+    with mock.patch("tilewright.pipeline.products.product_table", lambda target: table):
+        device = made(tuning_file=str(path), tune_seconds=0)
+    assert clock.asked == before and len(device.kernels) == 2
+    assert entries[kept]["schedule"] in {str(k.schedule) for k in device.kernels}
 
 
 def test_attention_is_in_the_file(clock: Clock, tmp_path: Path) -> None:

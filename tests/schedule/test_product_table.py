@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.support.layers import ROOT
@@ -17,7 +18,7 @@ from tilewright.schedule.product_table import (
     product_table,
 )
 
-SHAPE = ProductShape("contraction", 2, 1, False, 1, 1, 64, 4096, 1024)
+SHAPE = ProductShape("contraction", 2, 1, False, 1, "kkn", 1, 64, 4096, 1024, 64 * 1024)
 BLOCKS = MeasuredBlocks((32, 64), 128, 4, 5, descriptors=True, parts=2)
 ENTRY = FastestProduct(SHAPE, BLOCKS, 9.0, 10.0, "somewhere")
 
@@ -27,7 +28,9 @@ def at(entry: FastestProduct = ENTRY, **sizes: object) -> FastestProduct:
 
 
 def shape(**sizes: object) -> ProductShape:
-    return ProductShape(**{**{n: getattr(SHAPE, n) for n in ProductShape.__slots__}, **sizes})  # type: ignore[arg-type]
+    """Of these sizes, over an image of which each place is taken once."""
+    made = replace(SHAPE, **sizes)  # type: ignore[arg-type]
+    return made if "image" in sizes else replace(made, image=made.batch * made.m * made.k // made.taps)
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
@@ -49,6 +52,8 @@ def test_an_entry_for_the_same_shape_replaces_the_old_one() -> None:
         (shape(), ENTRY), (shape(m=80), ENTRY), (shape(m=110), at(m=128)), (shape(m=300), None), (shape(k=700), None),
         (shape(n=3000, k=1400), ENTRY), (shape(fused=True), None), (shape(count=2), None), (shape(bytes=4), None),
         (shape(kind="convolution"), None), (shape(taps=9), None), (shape(batch=2), None),
+        (shape(runs="knn"), None), (shape(image=4 * 64 * 1024), None), (shape(image=16 * 1024), None),
+        (shape(image=80 * 1024), ENTRY),
     ],
 )  # fmt: skip
 def test_the_nearest_entry_of_the_same_kind_serves_if_it_is_near(
@@ -67,6 +72,7 @@ ROW = json.loads(ProductTable().merged([ENTRY]).text())[0]
             {"tiles": [32, -64]}, {"tiles": 32}, {"tiles": [True, 2]}, {"step": 0}, {"warps": 1.5}, {"us": -1},
             {"us": float("nan")}, {"library_us": "fast"}, {"library_us": float("inf")}, {"kind": "sum"},
             {"operands": "lost"}, {"fused": 1}, {"source": 3}, {"colour": "red"}, {"m": None}, {"parts": 0},
+            {"runs": "kk"}, {"runs": "kkx"}, {"image": 0},
         )),
         json.dumps([{k: v for k, v in ROW.items() if k != "k"}]),
     ],

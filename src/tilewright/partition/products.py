@@ -67,10 +67,10 @@ WHOLE = ProductWay()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What a clock decided for a group, or what `untimed` names: the text of its kernel's schedule, or `LIBRARY`;
-    seconds of what was chosen, and of the library's way."""
+    """What a clock decided for a group (the first of equal ones, whose `region` this is), or what `untimed` names: the
+    text of its kernel's schedule, or `LIBRARY`; seconds of what was chosen, and of the library's way."""
 
-    ops: tuple[Op, ...]
+    region: Graph
     schedule: str
     seconds: float
     library_seconds: float
@@ -78,7 +78,7 @@ class ChosenProduct:
     untimed: str = ""
 
     def __str__(self) -> str:
-        names = " + ".join(op.name for op in self.ops)
+        names = " + ".join(op.name for op in self.region.ops)
         how = f"{self.way} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
         said = f", by {self.untimed}" if self.untimed else ""
         return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"

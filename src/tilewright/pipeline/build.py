@@ -102,10 +102,15 @@ class Backend(LoopBackend, Protocol):
         ...
 
     def built(
-        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self,
+        builder: KernelBuilder,
+        steps: Sequence[PlacedKernel],
+        symbols: Sequence[Expr],
+        *,
+        only_timed: bool,
     ) -> Kernels:
         """Some kernels, at least one, in one unit: scheduled, legalised, printed, built (or recalled) and loaded; each
-        of these goes by the builder's `run`. `once` and errors are as in `KernelBuilder.built`."""
+        of these goes by the builder's `run`. `only_timed` and errors are as in `KernelBuilder.built`."""
         ...
 
     def legalise(self, program: TileProgram, target: Target) -> TileProgram:
@@ -155,11 +160,12 @@ class KernelBuilder:
         """The sizes that kernels are built for."""
         return self.solver.hints
 
-    def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False) -> Kernels:
-        """All kernels of some covers in one unit, those of each cover in its order. `once`: calls of the typical sizes
-        are all that it is for. Raises Refused for one that does not build, BuildError where none would."""
+    def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, only_timed: bool = False) -> Kernels:
+        """All kernels of some covers in one unit, those of each cover in its order. `only_timed`: a clock calls them,
+        at the typical sizes, and nobody else. Raises Refused for one that does not build, BuildError
+        where none would."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
-        return self.backend.built(self, steps, symbols, once=once) if steps else Kernels()
+        return self.backend.built(self, steps, symbols, only_timed=only_timed) if steps else Kernels()
 
     def solved(self, steps: Sequence[PlacedKernel]) -> list[Scheduled]:
         """Schedules and programs of kernels."""

@@ -179,7 +179,8 @@ def _times_products(state: State) -> bool:
 
 
 def _may_have_product_kernels(state: State) -> bool:
-    """Whether products may become kernels of our own: by the clock, or, where they unpack operands, by the model."""
+    """Whether products may become kernels of our own: by the clock, by a table of what was measured, or, where they
+    unpack operands, by the model."""
     options = state.request.options
     wanted = options.contractions == "modelled" and options.fusion == "full"
     return _times_products(state) or (wanted and state.target.language == "triton")

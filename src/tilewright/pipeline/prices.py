@@ -110,16 +110,30 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
 
 
 def library_seconds(region: Graph, solver: Solver) -> float:
-    """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(call_contractions(region)), solver.price, solver.hints, afar=solver.afar)
-    total = 0.0
+    """Modelled seconds of a region whose contractions are library calls, and all else of their nodes kernels."""
+    return way_seconds(region, normalise(call_contractions(region)), solver).total
+
+
+@dataclass(frozen=True, slots=True)
+class WaySeconds:
+    """Modelled seconds of a region: of its library calls, and in `total`."""
+
+    calls: float
+    total: float
+
+
+def way_seconds(region: Graph, called: Graph, solver: Solver) -> WaySeconds:
+    """Modelled seconds of a region that is computed as `called` does: an equal graph with library calls."""
+    cover = partition(called, solver.price, solver.hints, afar=solver.afar)
+    kernels = calls = 0.0
     between: list[Value] = []
     for step in cover.steps:
         if isinstance(step, Kernel):
-            total += solver.price(step, cover.layouts)
+            kernels += solver.price(step, cover.layouts)
             between += step.outputs
         elif isinstance(step, LibraryStep):
             done = [op for op in region.ops if op.origin in step.origins]
-            total += call_seconds(done, step.op.outputs, solver.target, solver.hints)
+            calls += call_seconds(done, step.op.outputs, solver.target, solver.hints)
             between += step.op.outputs
-    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target, solver.hints)
+    touched = [v for v in between if v not in region.outputs]
+    return WaySeconds(calls, calls + kernels + touch_seconds(touched, solver.target, solver.hints))

@@ -82,8 +82,8 @@ def choose_products(
     for task, _ in left:
         if task.key not in known:
             verdicts.leave(task.key)
-            if (untimed := _untimed(task, solver)) is not None:
-                known[task.key] = untimed
+    undecided = [t for t in tasks if t.key not in known]
+    known |= {t.key: found for t in undecided if (found := _untimed(t, solver)) is not None}
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
 
@@ -113,7 +113,7 @@ def _modelled(task: ProductTask, solver: Solver) -> ChosenProduct | None:
     if best.seconds > GPU_MATMUL.max_modelled_ratio * library:
         return None
     schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, best.seconds, library, best.way, "the model")
+    return ChosenProduct(task.region, schedule, best.seconds, library, best.way, "the model")
 
 
 def _with_kernels(
@@ -210,7 +210,7 @@ def _known(verdicts: Verdicts, task: ProductTask) -> ChosenProduct | None:
             "schedule": str(schedule), "parts": int(parts), "operands": str(operands),
             "seconds": int() | float() as seconds, "library_seconds": int() | float() as library,
         } if operands in PREPARATIONS and (operands == AS_THEY_LIE or parts == 1):  # fmt: skip
-            return ChosenProduct(task.region.ops, schedule, seconds, library, ProductWay(parts, operands))
+            return ChosenProduct(task.region, schedule, seconds, library, ProductWay(parts, operands))
         case _:
             return None
 
@@ -236,10 +236,10 @@ def _decided(
         timed = [(t, p) for t, (p, _) in zip(rest, mine, strict=True) if t is not None]
         best, proposal = min(timed, key=lambda found: found[0], default=(math.inf, None))
         if proposal is None or best > PRODUCTS.max_preferred_ratio * library:
-            yield task, ChosenProduct(task.region.ops, LIBRARY, library, library)
+            yield task, ChosenProduct(task.region, LIBRARY, library, library)
         else:
             schedule = str(proposal.solution.schedule)
-            yield task, ChosenProduct(task.region.ops, schedule, best, library, proposal.way)
+            yield task, ChosenProduct(task.region, schedule, best, library, proposal.way)
 
 
 def _share_builds(seconds: Sequence[float], builds: int) -> list[int]:

@@ -185,7 +185,9 @@ class ReplayTrial:
         while True:
             given = {kernel: schedule for way in left for kernel, schedule in way.schedules.items()}
             try:
-                built = replace(self.builder, given=given).built([w.cover for w in left], symbols, once=True)
+                built = replace(self.builder, given=given).built(
+                    [w.cover for w in left], symbols, only_timed=True
+                )
                 break
             except RefusedKernels as refused:
                 kept = [w for w in left if not set(refused.kernels) & set(w.kernels)]

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.ir.expr import Axis, axes_of, walk
-from tilewright.ir.graph import Graph, Op
+from tilewright.analysis.runs import side_by_side
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, walk
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.cost import call_seconds
 from tilewright.library.select import factor_axes
+from tilewright.lower.variants import ALIGNMENT
 from tilewright.partition.products import ChosenProduct, ProductWay
-from tilewright.schedule.product_table import (
-    FastestProduct,
-    ProductShape,
-    ProductTable,
-    blocks_of,
-)
+from tilewright.schedule.product_table import APART, FastestProduct, ProductShape, ProductTable, blocks_of
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.timing_limits import PRODUCTS
 
-from .prices import library_seconds
+from .prices import way_seconds
 from .product_ways import ProductTask, Proposal, proposals_of_way
 
 
@@ -30,21 +26,25 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
     not, where the table has no such sizes, and where these blocks are not proposed for this group.
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
-    products alone serves those with more behind them, which a library computes in further passes."""
-    shape = _shape_of(task)
+    products of matrices alone serves those with more behind them, which a library computes in further passes; of
+    convolutions it does not, since a library takes a bias and an activation into its call."""
+    shape = _shape_of(task, table)
     found = None if shape is None else _entry(shape, table)
     if shape is None or found is None or not found.blocks.tiles:
         return None
-    library = replaced = library_seconds(task.region, solver)
-    if shape.fused and not found.shape.fused:
-        calls = (
-            call_seconds([op], op.outputs, solver.target, solver.hints) for op in task.groups[0].products
-        )
-        replaced = sum(calls)
-    seconds = found.ratio * replaced
-    if seconds > PRODUCTS.max_preferred_ratio * library:
+    alone = shape.fused and not found.shape.fused
+    if alone and shape.kind == "convolution":
         return None
-    return _with_blocks(task, solver, found, seconds, library)
+    library = way_seconds(task.region, task.library, solver)
+    seconds = found.ratio * (library.calls if alone else library.total)
+    if seconds > PRODUCTS.max_preferred_ratio * library.total:
+        return None
+    way = ProductWay(found.blocks.parts, found.blocks.operands)
+    best = next(proposals_of_way(task, way, solver, 1, found.blocks), None)
+    if best is None:
+        return None
+    schedule, source = str(best.solution.schedule), f"a table, {found.source}"
+    return ChosenProduct(task.region, schedule, seconds, library.total, way, source)
 
 
 def measured_first(
@@ -52,7 +52,7 @@ def measured_first(
 ) -> Sequence[Proposal]:
     """Proposals for a clock, those in front whose blocks a table has for groups of like sizes: what was fastest there
     is timed here, however few are."""
-    shape = _shape_of(task)
+    shape = _shape_of(task, table)
     found = None if shape is None else _entry(shape, table)
     if found is None or not found.blocks.tiles:
         return proposals
@@ -71,38 +71,68 @@ def _entry(shape: ProductShape, table: ProductTable) -> FastestProduct | None:
     return table.find(shape) or (table.find(shape.alone()) if shape.fused else None)
 
 
-def _shape_of(task: ProductTask) -> ProductShape | None:
-    return product_shape(task.region, task.groups[0].products, task.is_fusion)
+def _shape_of(task: ProductTask, table: ProductTable) -> ProductShape | None:
+    """What a task multiplies, if a table may say something of it: of products that unpack operands none does."""
+    group = task.groups[0]
+    return product_shape(task.region, group.products) if table.entries and not group.unpacks else None
 
 
-def product_shape(graph: Graph, products: Sequence[Op], fused: bool) -> ProductShape | None:
-    """What these products of a graph multiply, if all are alike and all sizes are known: blocks that were measured at
-    one size may be bad at others."""
-    calls = [graph.origins[op.origin].call for op in products]
+def product_shape(graph: Graph, products: Sequence[Op]) -> ProductShape | None:
+    """What these `products` of a group multiply, whose region is the `graph`, if all are alike and all sizes are known:
+    blocks that were measured at one size may be bad at others."""
+    nodes = {op.origin for op in products}
+    calls = [graph.origins[n].call for n in nodes]
     kinds = {call.reason if call is not None else "" for call in calls}
-    found = {_shape(op, next(iter(kinds))) for op in products}
+    found = {_shape(op, next(iter(kinds)), graph) for op in products}
     first = next(iter(found), None)
     if first is None or len(found) > 1 or len(kinds) > 1:
         return None
+    fused = any(
+        op.origin not in nodes and not (op.expr is not None and op.expr.is_view()) for op in graph.ops
+    )
     return replace(first, count=len(products), fused=fused)
 
 
-def _shape(op: Op, kind: str) -> ProductShape | None:
-    """Of one product of two factors; its rows are what the first one has alone."""
+def _shape(op: Op, kind: str, graph: Graph) -> ProductShape | None:
+    """Of one product of two factors; its rows are what the first one has alone. What views behind it make of the result
+    is not looked at."""
     e, sides = op.expr, factor_axes(op)
-    if e is None or len(sides) != 2 or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
+    reads = () if e is None else tuple(e.reads())
+    if e is None or not len(sides) == len(reads) == 2:
         return None
-    first, second = sides
+    (first, second), operands = sides, [op.inputs[r.value] for r in reads if isinstance(r.value, int)]
+    image = dims.static(operands[0].numel)
+    if not image or not all(dims.static(a.extent) for a in (*e.axes, *e.reduce)):
+        return None
 
     def count(axes: Iterable[Axis]) -> int:
         return math.prod(dims.static(a.extent) or 0 for a in axes)
 
-    kept = e.axes
-    batch = count(a for a in kept if a in first & second)
-    m, n = (count(a for a in kept if a in own) for own in (first - second, second - first))
-    size = max(v.dtype.bytes for v in op.inputs[:2])
-    taps = count(a for a in e.reduce if _slides(op, a))
-    return ProductShape(kind, size, 1, False, taps, batch, m, n, count(e.reduce))
+    batch = count(a for a in e.axes if a in first & second)
+    own = {"m": [a for a in e.axes if a in first - second], "n": [a for a in e.axes if a in second - first]}
+    size = max(v.dtype.bytes for v in operands)
+    taps = count(a for a in e.reduce if _slides(op, a)) if kind == "convolution" else 1
+    result = next(
+        (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
+    )
+    accesses = [*zip(operands, (r.args for r in reads), strict=True), (result, tuple(map(axis, e.axes)))]
+    runs = "".join(_run(_offset(v, args, graph), {**own, "k": e.reduce}, size) for v, args in accesses)
+    m, n = map(count, own.values())
+    return ProductShape(kind, size, 1, False, taps, runs, batch, m, n, count(e.reduce), image)
+
+
+def _offset(v: Value, places: Sequence[Expr], graph: Graph) -> Expr:
+    """Where the element of a value at some places lies."""
+    laid = graph.layouts.get(v)
+    strides = dims.dense_strides(v.shape) if laid is None else laid.strides
+    return dims.add(dims.ZERO, *map(dims.mul, places, strides))
+
+
+def _run(offset: Expr, own: Mapping[str, Sequence[Axis]], size: int) -> str:
+    """Along which of the sides of a product, by their axes, one access takes 16 bytes of elements of such a `size`."""
+    wide = ALIGNMENT // size
+    found = (name for name, axes in own.items() if axes and side_by_side(offset, axes, wide) >= wide)
+    return next(found, APART)
 
 
 def _slides(op: Op, along: Axis) -> bool:
@@ -115,15 +145,3 @@ def _slides(op: Op, along: Axis) -> bool:
             if along in used and used & kept:
                 return True
     return False
-
-
-def _with_blocks(
-    task: ProductTask, solver: Solver, found: FastestProduct, seconds: float, library: float
-) -> ChosenProduct | None:
-    """The fastest by the model of those that are proposed with these blocks."""
-    way = ProductWay(found.blocks.parts, found.blocks.operands)
-    best = next(proposals_of_way(task, way, solver, 1, found.blocks), None)
-    if best is None:
-        return None
-    schedule = str(best.solution.schedule)
-    return ChosenProduct(task.region.ops, schedule, seconds, library, way, f"a table, {found.source}")

@@ -103,7 +103,7 @@ class CoverTrial:
         solver = self.builder.solver
         covers = [partition(g, solver.price, self.builder.hints, afar=solver.afar) for g in graphs]
         symbols = graphs[0].symbols()
-        built = self.builder.built(covers, symbols, once=True)
+        built = self.builder.built(covers, symbols, only_timed=True)
         laid = {v: graphs[0].layouts.get(v) for v in graphs[0].inputs if isinstance(v, Value)}
         given = operands(graphs[0], laid, self.builder.hints, self.device, seeded=False)
         tensors = [given[v] for v in graphs[0].inputs if isinstance(v, Value)]

@@ -24,22 +24,30 @@ from .table import FOLDER
 KINDS = ("contraction", "convolution")
 """What a library is called for."""
 
+APART = "-"
+"""Stands in `ProductShape.runs` for elements that no wide access takes."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProductShape:
     """What a group of `count` products of the same sizes multiplies: operands of `bytes` an element, `batch` times
-    [m, k] by [k, n], where a convolution sums `taps` places of a window. `fused`: with what a library does in further
-    calls or kernels behind it."""
+    [m, k] by [k, n], where a convolution sums `taps` places of a window over images of `image` elements (of a product:
+    what its first operand has). `fused`: with what a library does in further calls or kernels behind it.
+
+    `runs` says along which of m, n and k lie the 16 bytes that one access takes, of the first operand, the second and
+    the result, as "kkn" of a linear layer; `APART` where none takes so many, as with rows of 4095 halves."""
 
     kind: str
     bytes: int
     count: int
     fused: bool
     taps: int
+    runs: str
     batch: int
     m: int
     n: int
     k: int
+    image: int
 
     def alone(self) -> ProductShape:
         """Without what stands behind."""
@@ -147,13 +155,19 @@ def product_table(target: str) -> ProductTable:
 
 def _kind(shape: ProductShape) -> tuple[object, ...]:
     """What must be equal for blocks to serve both."""
-    return shape.kind, shape.bytes, shape.count, shape.fused, shape.taps
+    return shape.kind, shape.bytes, shape.count, shape.fused, shape.taps, shape.runs
 
 
 def _distances(a: ProductShape, b: ProductShape) -> list[float]:
-    """Octaves between sizes."""
-    pairs = ((a.batch, b.batch), (a.m, b.m), (a.n, b.n), (a.k, b.k))
-    return [abs(math.log2(max(1, x) / max(1, y))) for x, y in pairs]
+    """Octaves between sizes, and between what places of results take of an image: four times as much where windows
+    skip every second line and column, a quarter where those of a transposed convolution meet as many zeros."""
+    pairs = ((a.batch, b.batch), (a.m, b.m), (a.n, b.n), (a.k, b.k), (_taken(a), _taken(b)))
+    return [abs(math.log2(x / y)) for x, y in pairs]
+
+
+def _taken(shape: ProductShape) -> float:
+    """Elements of the image for each that a result takes of it at one tap."""
+    return shape.image * shape.taps / (shape.batch * shape.m * shape.k)
 
 
 def _as_row(e: FastestProduct) -> dict[str, object]:
@@ -187,5 +201,7 @@ def _is_valid(name: str, value: Any) -> bool:
         return type(value) in (int, float) and 0 < value < math.inf
     if name == "source":
         return isinstance(value, str)
+    if name == "runs":
+        return isinstance(value, str) and len(value) == 3 and set(value) <= {"m", "n", "k", APART}
     numbers = value if name == "tiles" else [value]
     return all(type(n) is int and n > 0 for n in numbers)

@@ -70,7 +70,12 @@ class CpuBackend:
         return scheduler_of(target)
 
     def built(
-        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self,
+        builder: KernelBuilder,
+        steps: Sequence[PlacedKernel],
+        symbols: Sequence[Expr],
+        *,
+        only_timed: bool,
     ) -> Kernels:
         """Their library is recalled by the kernels' identities and the ranges of their sizes, or they are solved,
         printed and built."""

@@ -81,13 +81,18 @@ class CudaBackend:
         return scheduler_of(target)
 
     def built(
-        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+        self,
+        builder: KernelBuilder,
+        steps: Sequence[PlacedKernel],
+        symbols: Sequence[Expr],
+        *,
+        only_timed: bool,
     ) -> Kernels:
         """With the schedules that they got: a kernel that needs more shared memory than was estimated, or that Triton
         refuses, gets another."""
         run, solver, names = builder.run, builder.solver, names_of(symbols)
         target, store = solver.target, ContentStore(default_root(solver.options))
-        limit = BUILD_LIMITS.max_timed_triton_seconds if once else None
+        limit = BUILD_LIMITS.max_timed_triton_seconds if only_timed else None
         build = partial(build_kernels, target=target, store=store, processor_seconds=limit)
         scheduled = run("schedule", lambda: builder.solved(steps))
         tries: Counter[str] = Counter()
@@ -98,7 +103,7 @@ class CudaBackend:
 
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
-                if once
+                if only_timed
                 else _variants(scheduled, programs, [kernel in builder.listed for kernel, _ in steps])
             )
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
