@@ -129,7 +129,9 @@ def _replaced(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
 def _without_operand(graph: Graph, calls: Container[int]) -> set[int]:
     """Which of these nodes are calls that read what nothing makes."""
     known = {*graph.inputs, *graph.constants, *(v for op in graph.ops for v in op.outputs)}
-    return {op.origin for op in graph.ops if op.call is not None and op.origin in calls and set(op.inputs) - known}
+    return {
+        op.origin for op in graph.ops if op.call is not None and op.origin in calls and set(op.inputs) - known
+    }
 
 
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:
