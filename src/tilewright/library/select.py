@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
-from tilewright.errors import UnsupportedError, VerifyError
+from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
@@ -99,7 +99,14 @@ def _spared(graph: Graph, origins: Iterable[int], reason: str = "") -> Graph:
 
 
 def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
-    """The graph with the call of each of these captured nodes instead of its ops."""
+    """The graph with the call of each of these captured nodes instead of its ops. A node keeps its ops where an operand
+    of its call is made by nothing: its view left with ops that had no need of it."""
+    found = _replaced(graph, calls)
+    lost = _without_operand(found, calls)
+    return _called(graph, {o: call for o, call in calls.items() if o not in lost}) if lost else found
+
+
+def _replaced(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
     ops: list[Op] = []
     done: set[int] = set()
     made: set[Value] = set()
@@ -116,19 +123,15 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
         else:
             ops.append(op)
     left = [op for op in ops if op.call is not None or not set(op.outputs) & made]
-    found = drop_unread(graph.with_ops(left))
-    _check_operands(found, calls)
-    return found
+    return drop_unread(graph.with_ops(left))
 
 
-def _check_operands(graph: Graph, calls: Container[int]) -> None:
-    """Raise VerifyError where a chosen call reads what nothing makes: its view left with ops that had no need of it."""
+def _without_operand(graph: Graph, calls: Container[int]) -> set[int]:
+    """Which of these nodes are calls that read what nothing makes."""
     known = {*graph.inputs, *graph.constants, *(v for op in graph.ops for v in op.outputs)}
-    for op in graph.ops:
-        if op.call is not None and op.origin in calls and (lost := [v for v in op.inputs if v not in known]):
-            raise VerifyError(
-                f"{lost[0]} is an operand of a call, and nothing makes it", phase="select", op=op.name
-            )
+    return {
+        op.origin for op in graph.ops if op.call is not None and op.origin in calls and set(op.inputs) - known
+    }
 
 
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:

@@ -310,8 +310,8 @@ def _partition(state: State) -> State:
 def _join_fronts(state: State) -> State:
     place, where, clock = _clocked(state)
     assert state.cover is not None
-    cover = join_fronts(state.cover, _quiet_builder(state), place.device, clock, where)
-    return state if cover is state.cover else replace(state, cover=cover, unjoined=state.cover)
+    joined = join_fronts(state.cover, _quiet_builder(state), place.device, clock, where)
+    return replace(state, cover=joined.cover, joined=joined) if joined.fronts else state
 
 
 def _choose_places(state: State) -> State:
@@ -353,12 +353,13 @@ def _choose_ways(state: State) -> State:
 
 
 def _with_kernels_apart(state: State, refused: JoinedKernelRefused) -> State:
-    """The cover before a clock joined kernels of it, as one that it joined is `refused`: that is raised if there is no
-    such cover."""
-    if state.unjoined is None:
+    """With the kernels apart again of which a clock made one that is `refused`: that is raised if there are none."""
+    before = state.joined
+    after = before.without_forgotten(state.solver) if before is not None else None
+    if before is None or after is None or len(after.fronts) == len(before.fronts):
         raise refused
     warn_once(str(refused))
-    return _choose_places(replace(state, cover=state.unjoined, unjoined=None))
+    return _choose_places(replace(state, cover=after.cover, joined=after))
 
 
 def _make_kernels(state: State) -> State:

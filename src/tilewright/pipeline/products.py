@@ -190,7 +190,8 @@ def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct, drop: Calla
         warn_once(f"a schedule that was measured before is not taken for {told(task.region)}: {wrong}")
         drop()
         return False
-    solver.prefer(Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs), solution, drop)
+    alone = Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs)
+    solver.prefer(alone, solution, lambda why: drop())
     return True
 
 

@@ -24,6 +24,7 @@ from tilewright.target import Target
 from .build import Kernels
 from .loops import Bodies
 from .place import DevicePlace
+from .timed.joined_cover import JoinedCover
 from .trace import PhaseRecorder
 
 
@@ -102,8 +103,8 @@ class State:
     products: ChosenProducts | None = None
     bodies: Bodies[PlannedGraph] = field(default_factory=_no_bodies)
     cover: Cover | None = None
-    unjoined: Cover | None = None
-    """The cover before a clock joined kernels of it; None where it did not."""
+    joined: JoinedCover | None = None
+    """Which kernels a clock joined, and the cover before; None where it joined none."""
     kernels: Kernels | None = None
     plan: Plan | None = None
     tuned: Tuned = field(default_factory=Tuned)

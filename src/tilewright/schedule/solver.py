@@ -71,7 +71,7 @@ class Solver:
         """The forms that kernels have before any step, which sizes, and what a level holds, do not change."""
         self.preferred: dict[str, Solution] = {}
         """What a clock found faster, by the keys that kernels have whose values are all dense."""
-        self._on_forgotten: dict[str, Callable[[], None]] = {}
+        self._on_forgotten: dict[str, Callable[[str], None]] = {}
         self.preferred_as_laid: dict[str, Solution | None] = {}
         """The same by the keys of kernels as their values lie; None where it is not legal so, or nothing is known."""
         self.lowered: dict[str, _Lowered] = {}
@@ -152,23 +152,30 @@ class Solver:
         return Solution(schedule, form, seconds, form)
 
     def prefer(
-        self, kernel: Kernel, solution: Solution, on_forgotten: Callable[[], None] = lambda: None
+        self, kernel: Kernel, solution: Solution, on_forgotten: Callable[[str], None] = lambda why: None
     ) -> None:
         """From now on, equal kernels are solved so, however their values lie, if this is legal: a clock found it faster
-        than what the model prefers. `on_forgotten` is called if that turns out not to build; what it raises is told to
-        whoever builds."""
+        than what the model prefers. `on_forgotten` is called if that turns out not to build, with the reason; what it
+        raises is told to whoever builds."""
         key = kernel_key(kernel, {})
         self.preferred[key], self._on_forgotten[key] = solution, on_forgotten
         self.preferred_as_laid.clear()
         self.lowered.clear()
 
-    def forget_preferred(self, kernel: Kernel) -> bool:
-        """From now on, solve kernels equal to this one as the model prefers. Whether something else was preferred."""
-        key = kernel_key(replace(kernel, over=(), lines=()), {})
+    def is_preferred(self, kernel: Kernel) -> bool:
+        """Whether kernels equal to this one are solved in a way that a clock found faster."""
+        return _key_anywhere(kernel) in self.preferred
+
+    def forget_preferred(self, kernel: Kernel, why: str = "") -> bool:
+        """From now on, solve kernels equal to this one as the model prefers: the other way was refused, and `why`.
+        Whether something else was preferred."""
+        key = _key_anywhere(kernel)
         found = self.preferred.pop(key, None)
         self.preferred_as_laid.clear()
         self.lowered.clear()
-        self._on_forgotten.pop(key, lambda: None)()
+        told = self._on_forgotten.pop(key, None)
+        if told is not None:
+            told(why)
         return found is not None
 
     def solve(self, kernel: Kernel, layouts: Layouts, schedule: Schedule | None = None) -> Scheduled:
@@ -294,7 +301,7 @@ class Solver:
         if not self.preferred:
             return None
         if key not in self.preferred_as_laid:
-            found = self.preferred.get(kernel_key(replace(kernel, over=(), lines=()), {}))
+            found = self.preferred.get(_key_anywhere(kernel))
             self.preferred_as_laid[key] = None if found is None else self._laid(found, kernel, layouts)
         return self.preferred_as_laid[key]
 
@@ -408,3 +415,8 @@ def _in_input(kernel: Kernel, program: TileProgram) -> TileProgram:
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:
     """Equal for kernels that differ only in which values they read and make, and in what is told of them."""
     return identity(kernel, tuple(map(layouts.get, (*kernel.inputs, *kernel.outputs))))
+
+
+def _key_anywhere(kernel: Kernel) -> str:
+    """The same, however values lie and wherever results are stored."""
+    return kernel_key(replace(kernel, over=(), lines=()), {})

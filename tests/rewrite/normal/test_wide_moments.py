@@ -267,3 +267,12 @@ def test_a_value_less_itself_is_nothing(follow: Callable[[Tensor], Tensor], fusi
     x = torch.randn(64, 8)
     made = tilewright.compile(run, (x,), options={"fusion": fusion})(x)
     assert [float(t) for t in made] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_root_of_a_variance_beyond_singles(dtype: torch.dtype) -> None:
+    x = (torch.randn(64, 33, generator=torch.Generator().manual_seed(0)) * 1e30).to(dtype)
+    ours = tilewright.compile(lambda x: x.std(-1), (x,))(x)
+    assert isinstance(ours, Tensor)
+    verdict = compare(ours, x.std(-1), x.double().std(-1))
+    assert verdict.passed, str(verdict)

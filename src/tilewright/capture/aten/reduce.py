@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tilewright.ir.dtype import DType
+from tilewright.ir.dtype import DType, bf16, f32
 from tilewright.ir.graph import Value
 from tilewright.ir.ops import norm, pointwise, scan
 from tilewright.ir.ops import reduce as ops
@@ -130,7 +130,10 @@ def _var_mean(
 def _std(
     c: Call, x: Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Value:
-    return pointwise.sqrt(c.b, ops.var(c.b, x, _list(dim), _correction(correction), keepdim))
+    # A variance of bf16 is rounded once, as a root, and may be beyond what singles hold (`widen_moments`).
+    wide = pointwise.to(c.b, x, f32) if x.dtype is bf16 else x
+    root = pointwise.sqrt(c.b, ops.var(c.b, wide, _list(dim), _correction(correction), keepdim))
+    return pointwise.narrow(c.b, root, x.dtype)
 
 
 def _correction(value: Number | None) -> float:

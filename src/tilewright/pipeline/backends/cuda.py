@@ -270,7 +270,7 @@ def _without_forgotten(
 ) -> dict[str, PlacedKernel]:
     """The kernels that were `refused` under the schedules that the model prefers. Of others the schedule that a clock
     preferred is forgotten, and that is said."""
-    left = {key: step for key, step in refused.items() if not solver.forget_preferred(step[0])}
+    left = {key: step for key, step in refused.items() if not solver.forget_preferred(step[0], str(why))}
     if len(left) < len(refused):
         warn_once(f"a schedule that was measured before is not taken: {why}")
     return left

@@ -1,2 +1,2 @@
 """What a clock says of a cover's kernels: `kernel_ways` under other schedules, `kernel_fronts` with what is in front of
-them."""
+them; `joined_cover` is which of them are joined."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tilewright.errors import IllegalSchedule
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step
 from tilewright.ir.sizes import dims
-from tilewright.partition.memo import task_of
 from tilewright.partition.regions import is_product
 from tilewright.pipeline.build import Clock, JoinedKernelRefused, KernelBuilder
 from tilewright.pipeline.replay_trial import ReplayContestant, ReplayTrial
@@ -29,6 +28,7 @@ from tilewright.runtime.store.tuned import Verdicts
 from tilewright.schedule.scheduler import Solution
 from tilewright.tuning.timing_limits import PRODUCTS
 
+from .joined_cover import Front, JoinedCover
 from .kernel_ways import has_known_sizes, seconds_for
 
 LOG = logging.getLogger("tilewright")
@@ -38,43 +38,7 @@ KIND = "front"
 REASON = "takes in the kernel in front, by the clock"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Front:
-    """A kernel, those that alone read what it makes, and each of these with it."""
-
-    kernel: Kernel
-    readers: tuple[Kernel, ...]
-    joined: Mapping[Kernel, Solution]
-
-    @property
-    def apart(self) -> tuple[Kernel, ...]:
-        """All kernels as they are, in order."""
-        return (self.kernel, *self.readers)
-
-    def region(self, cover: Cover) -> Graph:
-        """What they compute, as a graph of its own."""
-        made = dict.fromkeys(v for k in self.apart for v in k.outputs)
-        inputs = dict.fromkeys(v for k in self.apart for v in k.inputs if v not in made)
-        ops = (replace(op, kernel=-1) for op in self.ops)
-        outputs = tuple(v for k in self.readers for v in k.outputs)
-        dense = {v: Layout(dims.dense_strides(v.shape)) for v in (*inputs, *made)}
-        layouts = {v: cover.layouts.get(v, lies) for v, lies in dense.items()}
-        return Graph(tuple(inputs), tuple(ops), outputs, cover.graph.origins, layouts)
-
-    @property
-    def ops(self) -> list[Op]:
-        """What any of them computes, in order."""
-        return list(dict.fromkeys(op for k in self.apart for op in k.ops))
-
-    def key(self, cover: Cover) -> str:
-        """Equal for what is decided alike."""
-        place = {op: n for n, op in enumerate(self.ops)}
-        return task_of(
-            self.region(cover), tuple((*(place[op] for op in k.ops), k.outputs) for k in self.apart)
-        )
-
-
-def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> Cover:
+def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock, where: str) -> JoinedCover:
     """The cover in which kernels have taken in what is in front of them where that is faster: as a clock says now, or
     has said before on such a device."""
     seconds = seconds_for(builder)
@@ -93,14 +57,16 @@ def join_fronts(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
     for front, key in taken.items():
         for kernel, solution in front.joined.items():
             builder.solver.prefer(kernel, solution, partial(_drop, verdicts, key))
-    return _taken(cover, tuple(taken))
+    return JoinedCover(cover, tuple(taken))
 
 
-def _drop(verdicts: Verdicts, key: str) -> None:
-    """Forget that kernels are faster as one. Under the schedule that the model prefers the one would be slow."""
+def _drop(verdicts: Verdicts, key: str, why: str) -> None:
+    """Forget that kernels are faster as one."""
     verdicts.drop(key)
-    message = "a kernel that takes in the one in front does not build, though a clock preferred it: kernels stay apart"
-    raise JoinedKernelRefused(message, phase="build")
+    message = (
+        "a kernel that takes in the one in front does not build, though a clock preferred it: they stay apart"
+    )
+    raise JoinedKernelRefused(f"{message}: {why}" if why else message, phase="build")
 
 
 def find_fronts(cover: Cover, builder: KernelBuilder) -> list[Front]:
@@ -226,13 +192,3 @@ def _timed(
         )
         LOG.info("%s: %.3g us apart, %s s in one", told(region), apart * 1e6, joined)
     return found
-
-
-def _taken(cover: Cover, fronts: Sequence[Front]) -> Cover:
-    """The cover without the kernels in front, and with what takes them in."""
-    if not fronts:
-        return cover
-    gone = {f.kernel for f in fronts}
-    instead = {r: j for f in fronts for r, j in zip(f.readers, f.joined, strict=True)}
-    steps = tuple(instead.get(s, s) if isinstance(s, Kernel) else s for s in cover.steps if s not in gone)
-    return replace(cover, steps=steps)

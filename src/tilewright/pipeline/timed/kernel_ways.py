@@ -115,7 +115,12 @@ def choose_ways(cover: Cover, builder: KernelBuilder, device: str, clock: Clock,
             warn_once(f"a schedule that was measured before is not taken for {entry['what']}: {wrong}")
             verdicts.drop(key)
             continue
-        solver.prefer(kernel, solution, partial(verdicts.drop, key))
+        solver.prefer(kernel, solution, partial(_drop, verdicts, key))
+
+
+def _drop(verdicts: Verdicts, key: str, _why: str) -> None:
+    """Forget a schedule that was refused."""
+    verdicts.drop(key)
 
 
 def verdicts_of(builder: KernelBuilder, where: str, *, stored: bool) -> Verdicts:
