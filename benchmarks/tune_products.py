@@ -30,7 +30,7 @@ from benchmarks.networks import layouts
 from benchmarks.record import Facts, Json
 from tilewright.ir.kernel import AS_THEY_LIE
 from tilewright.library.select import is_contraction
-from tilewright.partition.products import ChosenProduct, ChosenProducts
+from tilewright.partition.products import CLOCK, ChosenProduct, ChosenProducts
 from tilewright.pipeline.tabled_products import product_shape
 from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
@@ -48,7 +48,7 @@ CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\
 WIDE = 8
 """Halves that one access takes."""
 NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
-SIZES = {f.name for f in fields(ProductShape)}
+SHAPE_FIELDS = {f.name for f in fields(ProductShape)}
 
 
 def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> MeasuredBlocks:
@@ -119,7 +119,7 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
     for name, found in facts["networks"].items():
         for place, row in enumerate(found.get("products", ())):
             blocks, shape = row["blocks"], row["shape"]
-            if shape.keys() != SIZES:
+            if shape.keys() != SHAPE_FIELDS:
                 continue  # of a time when shapes said less, and not known since
             yield FastestProduct(
                 ProductShape(**shape),
@@ -150,7 +150,7 @@ def rows_of(products: ChosenProducts) -> Iterator[Facts]:
     for chosen in products.products:
         multiply = [op for op in chosen.region.ops if is_contraction(op)]
         shape = product_shape(chosen.region, multiply) if multiply else None
-        if shape is None or chosen.untimed:
+        if shape is None or chosen.decided_by != CLOCK:
             continue
         what = " + ".join(op.name for op in chosen.region.ops)
         yield {"what": what, "shape": asdict(shape), **_measured(chosen)}

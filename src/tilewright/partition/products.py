@@ -64,23 +64,27 @@ class ProductWay:
 
 WHOLE = ProductWay()
 
+CLOCK = "a clock"
+"""Decides where kernels are timed."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenProduct:
-    """What a clock decided for a group (the first of equal ones, whose `region` this is), or what `untimed` names: the
-    text of its kernel's schedule, or `LIBRARY`; seconds of what was chosen, and of the library's way."""
+    """What was decided for a group (the first of equal ones, whose `region` this is): the text of its kernel's
+    schedule, or `LIBRARY`; seconds of what was chosen, and of the library's way; and by whom, the clock or what nobody
+    timed here."""
 
     region: Graph
     schedule: str
     seconds: float
     library_seconds: float
     way: ProductWay = WHOLE
-    untimed: str = ""
+    decided_by: str = CLOCK
 
     def __str__(self) -> str:
         names = " + ".join(op.name for op in self.region.ops)
         how = f"{self.way} of {self.seconds * 1e6:.3g} us" if self.schedule else "library"
-        said = f", by {self.untimed}" if self.untimed else ""
+        said = "" if self.decided_by == CLOCK else f", by {self.decided_by}"
         return f"{names}: {how}; {self.library_seconds * 1e6:.3g} us with the library's products{said}"
 
 

@@ -162,8 +162,8 @@ class KernelBuilder:
 
     def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, only_timed: bool = False) -> Kernels:
         """All kernels of some covers in one unit, those of each cover in its order. `only_timed`: a clock calls them,
-        at the typical sizes, and nobody else. Raises Refused for one that does not build, BuildError
-        where none would."""
+        at the typical sizes, and nobody else. Raises Refused for one that does not build, BuildError where none
+        would."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
         return self.backend.built(self, steps, symbols, only_timed=only_timed) if steps else Kernels()
 
