@@ -112,7 +112,7 @@ DEFINITIONS: Mapping[str, str] = {
     "rewrite.split.origins.MAX_ORIGIN": "half of the exponents of float32",
     "runtime.cpu.huge_pages.LARGE_PAGE_BYTES": "a fact of the machine: a large page",
     "runtime.call.around.held.UNSEEN": "a mark, no number",
-    "runtime.plan.reading.ANYWHERE": "a mark, no number",
+    "runtime.objects.reading.ANYWHERE": "a mark, no number",
     "runtime.cpu.pool.ABI_VERSION": "the version of a binary interface",
     "runtime.cuda.binary._VALUE": "a number of the file format",
     "runtime.cuda.binary._FRAME": "a number of the file format",

@@ -115,6 +115,8 @@ class GraphLimits:
     """Graphs that are compiled for one piece, where sizes that matter keep changing; then it runs eagerly."""
     max_short_ways: int = 512
     """Short ways kept per model."""
+    max_known_calls: int = 4
+    """Calls per model that native functions are kept for, each of which is asked whether it serves the next one."""
     max_held_objects: int = 20_000
     """Objects that a program holds and that are looked at for the tensors of a call; one with more has no short way."""
 

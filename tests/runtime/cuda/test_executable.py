@@ -27,7 +27,8 @@ from tilewright.plan.data import Home
 from tilewright.runtime.cuda import driver, executable
 from tilewright.runtime.cuda.driver import DriverOutOfMemory
 from tilewright.runtime.cuda.executable import CudaExecutable
-from tilewright.runtime.cuda.graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
+from tilewright.runtime.cuda.graph import Graphs, _Sizes, refusal
+from tilewright.runtime.cuda.replay.exits import exits_of, leave, lent_by
 from tilewright.runtime.plan.executable import TRUSTED
 from tilewright.runtime.plan.launch import Launching
 from tilewright.runtime.plan.verified import checks_of
@@ -339,11 +340,11 @@ def test_plans_that_cannot_be_captured(plan: Plan, reason: str) -> None:
 
 def leaving(results: Sequence[object], inputs: Sequence[object], args: Sequence[object]) -> list[object]:
     """What a replay returns for `args`, when the graph has left `results` in its memory and reads `inputs`."""
-    exits, copied = _exits(results, inputs)  # type: ignore[arg-type]
+    exits, copied = exits_of(results, inputs)  # type: ignore[arg-type]
     copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in copied]
     for c, t in zip(copies, copied, strict=True):
         c.copy_(t)
-    return [_leave(e, args, copies) for e in exits]  # type: ignore[arg-type]
+    return [leave(e, args, copies) for e in exits]  # type: ignore[arg-type]
 
 
 def test_results_are_copied_once_and_keep_their_layout() -> None:
@@ -381,12 +382,12 @@ def test_results_that_are_inputs_are_the_caller_s() -> None:
 def test_what_is_saved_is_lent_and_known_to_be_in_use() -> None:
     base, result, own = torch.randn(40), torch.randn(3), torch.randn(5)
     results = [result, base[3:20], base[10:30].view(4, 5), own]
-    exits, copied = _exits(results, [own], range(1, 4))
+    exits, copied = exits_of(results, [own], range(1, 4))
     assert len(copied) == 1 and torch.equal(copied[0], result)
     del base, results
-    (lent,) = _lent(exits)
+    (lent,) = lent_by(exits)
     assert not lent.in_use()
-    first, second, third = (_leave(e, [own], copied) for e in exits[1:])
+    first, second, third = (leave(e, [own], copied) for e in exits[1:])
     assert isinstance(first, Tensor) and isinstance(second, Tensor) and third is own
     assert lent.in_use() and not first._is_view()
     first[7] = 99.0
@@ -400,8 +401,8 @@ def test_what_is_saved_is_lent_and_known_to_be_in_use() -> None:
 
 def test_what_is_saved_in_the_memory_of_a_result_is_copied_with_it() -> None:
     base = torch.randn(40)
-    exits, copied = _exits([base[:20], base[10:30]], [], range(1, 2))
-    assert len(copied) == 1 and not _lent(exits)
+    exits, copied = exits_of([base[:20], base[10:30]], [], range(1, 2))
+    assert len(copied) == 1 and not lent_by(exits)
 
 
 def test_a_pass_of_training_waits_until_its_inputs_stay(monkeypatch: pytest.MonkeyPatch) -> None:

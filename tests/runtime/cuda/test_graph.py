@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
+from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
@@ -14,15 +17,20 @@ import torch
 from tests.support.cuda.fake_driver import STREAM
 from torch import Tensor
 
+from tilewright.errors import IndexOutOfRange
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.kernel import Cover
 from tilewright.plan import Plan
 from tilewright.plan.build import build_plan
-from tilewright.runtime.cuda.driver import Device, DriverError
-from tilewright.runtime.cuda.graph import Fixed, Graphs, Quick, _Exit, _Sizes, ports_of
-from tilewright.runtime.plan.tensors import maker_on
+from tilewright.runtime.cuda.driver import Device
+from tilewright.runtime.cuda.graph import Graphs, _Sizes
+from tilewright.runtime.cuda.replay import native
+from tilewright.runtime.cuda.replay.exits import Exit
+from tilewright.runtime.cuda.replay.native import Fixed, Shared, Written, native_replay, ports_of
+from tilewright.runtime.plan.known_sizes import Quick
+from tilewright.runtime.plan.tensors import Make, maker_on
 
 
 def plan_of() -> Plan:
@@ -31,44 +39,131 @@ def plan_of() -> Plan:
     return build_plan(Cover(b.finish((x, y), (x,)), ()), {}, ("n",))
 
 
-def quick(device: Device, held: Tensor, result: Tensor) -> Quick:
-    """A graph that copies input 1 in, and one result out."""
-    ports = ports_of(plan_of(), (1,), (held,), [result], [_Exit(None, 0)])
-    assert ports is not None
-    return Quick(device, instance=ctypes.addressof(GRAPH), make=maker_on("cpu"), captured=ports)
+class Replay:
+    """A graph that reads argument 0 in place and copies argument 1 in, and one result out."""
+
+    def __init__(
+        self, device: Device, make: Make | None = None, written: Written | None = None, last: int = STREAM
+    ) -> None:
+        self.weight, self.held = torch.randn(3), torch.zeros(4)
+        self.result = torch.arange(6.0).view(2, 3).t()
+        self.shared, self.fixed = Shared(threading.Lock(), array("q", [last])), Fixed({0: self.weight})
+        ports = ports_of(plan_of(), (1,), (self.held,), [self.result], [Exit(None, 0)])
+        assert ports is not None
+        rest = make or maker_on("cpu"), written
+        run = native_replay(device, ctypes.addressof(GRAPH), ports, self.fixed, self.shared, rest)
+        assert run is not None
+        self.run: Quick = run
+
+
+@pytest.fixture(autouse=True)
+def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "current_stream", lambda ordinal: STREAM)
 
 
 GRAPH = ctypes.create_string_buffer(1 << 16)
 """Stands for an instantiated graph of no nodes."""
 
 
+def number(fake: ctypes.CDLL, name: str) -> int:
+    return ctypes.c_int.in_dll(fake, name).value
+
+
 def test_inputs_are_copied_in_and_results_out(fake: ctypes.CDLL, gpu: Device) -> None:
-    held, result = torch.zeros(4), torch.arange(6.0).view(2, 3).t()
-    run, weight, x = quick(gpu, held, result), torch.randn(3), torch.randn(4)
+    graph = Replay(gpu)
     for _ in range(2):
-        made = run.run([weight, x], STREAM)
-        assert made is not None
-        (y,) = made
-        assert isinstance(y, Tensor) and torch.equal(held, x) and torch.equal(y, result)
-        assert y.data_ptr() != result.data_ptr() and y.stride() == result.stride()
         x = torch.randn(4)
-    assert ctypes.c_int.in_dll(fake, "copies_made").value == 4
-    assert ctypes.c_int.in_dll(fake, "context_depth").value == 0
+        args: list[Tensor | int | float | bool] = [graph.weight, x]
+        made = graph.run(args)
+        assert made is not None and not args
+        (y,) = made
+        assert isinstance(y, Tensor) and torch.equal(graph.held, x) and torch.equal(y, graph.result)
+        assert y.data_ptr() != graph.result.data_ptr() and y.stride() == graph.result.stride()
+    assert number(fake, "copies_made") == 4 and number(fake, "context_depth") == 0
+    assert not graph.shared.lock.locked()
 
 
-def test_an_input_in_another_layout_goes_the_long_way(fake: ctypes.CDLL, gpu: Device) -> None:
-    run = quick(gpu, torch.zeros(4), torch.ones(2))
-    assert run.run([torch.randn(3), torch.randn(8)[::2]], STREAM) is None
-    assert ctypes.c_int.in_dll(fake, "copies_made").value == 0
+OTHERWISE: dict[str, Callable[[Replay], list[Tensor | int | float | bool]]] = {
+    "an input lies in another way": lambda g: [g.weight, torch.randn(8)[::2]],
+    "a weight is another tensor": lambda g: [g.weight.clone(), torch.randn(4)],
+    "an input is no tensor": lambda g: [g.weight, 3],
+    "an input is missing": lambda g: [g.weight],
+}
 
 
-def test_a_driver_that_refuses_a_copy_is_heard(fake: ctypes.CDLL, gpu: Device) -> None:
-    with pytest.raises(DriverError):
-        quick(gpu, torch.zeros(4), torch.ones(2)).run([torch.randn(3), torch.randn(4)], 0)
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_is_otherwise_goes_the_long_way(fake: ctypes.CDLL, gpu: Device, what: str) -> None:
+    graph = Replay(gpu)
+    args = OTHERWISE[what](graph)
+    count = len(args)
+    assert graph.run(args) is None and len(args) == count
+    assert number(fake, "copies_made") == 0 and not graph.shared.lock.locked()
+
+
+MOVES: dict[str, Callable[[Replay], object]] = {
+    "moved": lambda g: setattr(g.weight, "data", g.weight.clone()),
+    "resized": lambda g: g.weight.resize_(2),
+    "retyped": lambda g: setattr(g.weight, "data", g.weight.view(torch.int32)),
+    "laid out anew": lambda g: setattr(g.weight, "data", torch.zeros(6)[::2]),
+}
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_a_weight_that_changes_is_noticed(fake: ctypes.CDLL, gpu: Device, what: str) -> None:
+    graph = Replay(gpu)
+    assert graph.run([graph.weight, torch.randn(4)]) is not None
+    MOVES[what](graph)
+    assert graph.run([graph.weight, torch.randn(4)]) is None
+    assert number(fake, "copies_made") == 2
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_another_stream_and_a_capture_are_left_to_python(
+    fake: ctypes.CDLL, gpu: Device, captures: bool
+) -> None:
+    graph = Replay(gpu, last=STREAM if captures else STREAM + 1)
+    ctypes.c_int.in_dll(fake, "stream_captures").value = captures
+    assert graph.run([graph.weight, torch.randn(4)]) is None
+    assert number(fake, "copies_made") == 0
+
+
+def test_memory_that_another_thread_uses_is_left_alone(fake: ctypes.CDLL, gpu: Device) -> None:
+    graph = Replay(gpu)
+    with graph.shared.lock:
+        assert graph.run([graph.weight, torch.randn(4)]) is None
+    assert graph.run([graph.weight, torch.randn(4)]) is not None
+
+
+def test_a_check_that_failed_is_raised_and_the_next_call_works(fake: ctypes.CDLL, gpu: Device) -> None:
+    graph = Replay(gpu)
+    gpu._word.value = 1
+    with pytest.raises(IndexOutOfRange):
+        graph.run([graph.weight, torch.randn(4)])
+    assert not graph.shared.lock.locked()
+    assert graph.run([graph.weight, torch.randn(4)]) is not None
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_results_without_memory_are_left_to_python(fake: ctypes.CDLL, gpu: Device, writes: bool) -> None:
+    """What writes into its inputs has not run then: it could not run again."""
+    full = [True]
+
+    def make(*how: object) -> Tensor:
+        if full[0]:
+            raise torch.OutOfMemoryError("none")
+        return maker_on("cpu")(*how)  # type: ignore[arg-type]
+
+    told: list[int] = []
+    graph = Replay(gpu, make, (lambda args: told.append(len(args))) if writes else None)
+    assert graph.run([graph.weight, torch.randn(4)]) is None
+    assert number(fake, "copies_made") == (0 if writes else 1) and not told
+    full[0] = False
+    assert graph.run([graph.weight, torch.randn(4)]) is not None
+    assert told == [2] * writes and not graph.shared.lock.locked()
 
 
 def test_what_needs_more_than_copies_has_no_quick_way() -> None:
-    plan, held, plain = plan_of(), (torch.zeros(4),), [_Exit(None, 0)]
+    plan, held, plain = plan_of(), (torch.zeros(4),), [Exit(None, 0)]
     result = [torch.ones(2, 3)]
     assert ports_of(plan, (1,), held, result, plain) is not None
     assert ports_of(replace(plan, written=(1,)), (1,), held, result, plain) is None  # it is written back
@@ -76,26 +171,31 @@ def test_what_needs_more_than_copies_has_no_quick_way() -> None:
     assert ports_of(plan, (1,), held, [torch.ones(3).expand(2, 3)], plain) is None
     assert ports_of(plan, (1,), (torch.zeros(8)[::2],), result, plain) is None
     shown = [
-        _Exit(None, 0, False, (torch.Size((3,)), (1,), 0)),
-        _Exit(None, 1, True),
-        _Exit(3),
-        _Exit(None, 0),
+        Exit(None, 0, False, (torch.Size((3,)), (1,), 0)),
+        Exit(None, 1, True),
+        Exit(3),
+        Exit(None, 0),
     ]
     for exit_ in shown[:3]:
         assert ports_of(plan, (1,), held, result, [*plain, exit_]) is None
     assert ports_of(plan, (1,), held, result, [*plain, shown[3]]) is None  # one copy would leave twice
 
 
-def test_what_stands_is_compared(gpu: Device) -> None:
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_stands_is_compared(gpu: Device, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
+    if not looks:
+        monkeypatch.setattr(native, "standing", lambda places: None)
     weights = {0: torch.randn(3), 2: torch.nn.Parameter(torch.randn(2, 3))}
     fixed = Fixed(weights)
-    args: list[Tensor] = [weights[0], torch.randn(1), weights[2]]
-    assert fixed.stand(args)
+    args: list[Tensor | int | float | bool] = [weights[0], torch.randn(1), weights[2]]
+    assert fixed.stand(args) and fixed.still(args)
     assert fixed.stand([weights[0].view(3), torch.randn(1), weights[2].detach()])
+    assert fixed.stand(args)
     assert not fixed.stand([torch.randn(3), *args[1:]])
     assert not fixed.stand([*args[:2], weights[2].detach().t()])
+    assert not fixed.stand([*args[:2], weights[2].detach().view(torch.int32)])
     weights[2].data = torch.randn(2, 3)
-    assert not fixed.stand(args)
+    assert not fixed.stand(args) and not fixed.still(args)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -19,9 +19,10 @@ from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.cuda.device import singles_may_round
-from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
+from tilewright.runtime.plan.arguments import Argument, in_dual_level
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.known_sizes import Result
+from tilewright.runtime.plan.known_sizes import Quick, Result, Shortest
 
 from .around.surroundings import Surroundings
 
@@ -50,8 +51,19 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     if kwargs:
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
-    rounds = torch.cuda._initialized and singles_may_round()  # else no tensor lies on a GPU
-    return (_grad(), _default_type(), _deterministic(), rounds, *parts)
+    return (_grad(), _default_type(), _deterministic(), _rounds(), *parts)
+
+
+def _rounds() -> bool:
+    return torch.cuda._initialized and singles_may_round()  # else no tensor lies on a GPU
+
+
+def _facts() -> tuple[Asked, ...]:
+    """What a key knows of what is around a call: what is asked, and what it says now. Under modes, transforms, autocast
+    and tangents nothing has a key."""
+    none = (_modes, 0), (_function_modes, 0), (_transform, None), (_autocast, False), (in_dual_level, False)
+    now = ((ask, ask()) for ask in (_grad, _default_type, _deterministic, _rounds))
+    return tuple([Asked(ask, answer) for ask, answer in (*none, *now)])
 
 
 def _plain(value: object) -> tuple[object, ...]:
@@ -133,6 +145,10 @@ class Runs(Protocol):
         """Flat results; the list of arguments is emptied."""
         ...
 
+    def shortest(self) -> Shortest:
+        """The shortest way to run like the call before."""
+        ...
+
 
 class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
@@ -143,13 +159,14 @@ class Direct:
         picks: Sequence[Pick],
         order: Sequence[Returned],
         spec: pytree.TreeSpec,
-        frozen: Sequence[Tensor] = (),
+        around: Surroundings | None = None,
     ) -> None:
-        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`. The executable was made
-        with what `frozen` tensors hold."""
+        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`. `around` is what the
+        program reads besides; the executable was made with what tensors hold that are watched there."""
         self.executable = executable
-        self._frozen = tuple(frozen)
-        self._frozen_ids = frozenset(map(id, frozen))
+        self._around = around
+        self._frozen = () if around is None else tuple(around.watched)
+        self._frozen_ids = frozenset(map(id, self._frozen))
         self._template: list[object] = [p.tensor for p in picks]
         self._picks = tuple((k, p.leaf) for k, p in enumerate(picks) if p.tensor is None)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
@@ -162,6 +179,38 @@ class Direct:
         self._single = spec.is_leaf()
         self._all = not self._single and [r.result for r in order] == list(range(len(order)))
         self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
+        self._known: Quick | None = None
+
+    def known_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object] | None:
+        """The native function for calls like this one, which this way has just served; it returns `LONG_WAY` for
+        others. None where there is none, or none that is shorter than the one made before."""
+        found = self.executable.shortest()
+        if found.run is self._known or self._around is None:
+            return None
+        self._known = found.run
+        seen = frozenset(id(self._template[k]) for k in found.looked_at)
+        alone = (
+            self._order[0].result if self._single else TOGETHER if self._all and self._is_tuple else ARRANGED
+        )
+        given: list[tuple[int, object]] = [(-1, held) for held in self._template]
+        for k, leaf in self._picks:
+            given[k] = leaf, None
+        written = self.executable.written
+
+        def run_apart(args: list[Argument]) -> list[Result] | None:
+            return None if self._do_meet(args, written) else found.run(args)
+
+        run = run_apart if written else found.run
+        asked = (*_facts(), *self._around.guards(seen))
+        return native_call_of(KnownCall(args, kwargs, asked, given, run, alone, self._arranged, LONG_WAY))
+
+    def _arranged(self, results: Sequence[object]) -> object:
+        if self._single:
+            return results[self._order[0].result]
+        ordered = (
+            results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
+        )
+        return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
@@ -176,12 +225,7 @@ class Direct:
         if written and self._do_meet(args, written):
             return LONG_WAY
         results = self.executable(cast(list[Argument], args), out)
-        if self._single:
-            return results[self._order[0].result]
-        ordered = (
-            results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
-        )
-        return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
+        return self._arranged(results)
 
     def _do_meet(self, args: Sequence[object], written: Sequence[int]) -> bool:
         itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)
@@ -244,4 +288,4 @@ def direct_of(
             return None
     if spec.is_leaf() and order[0].result < 0:
         return None
-    return Direct(executable, picks, order, spec, around.watched)
+    return Direct(executable, picks, order, spec, around)

@@ -19,7 +19,7 @@ from tilewright.plan.coverage import Coverage
 from tilewright.tuning.input_limits import GRAPHS
 
 from .around.user_frames import without_our_frames
-from .fast_path import LONG_WAY, Short, key_of
+from .fast_path import LONG_WAY, Direct, Short, key_of
 from .reports import Reports
 
 Out = Tensor | np.ndarray
@@ -110,6 +110,9 @@ class CompiledModel:
     def __init__(self, way: TargetWay) -> None:
         self._way = way
         self._short: dict[tuple[object, ...], Short] = {}
+        self._known: dict[tuple[object, ...], Callable[..., object]] = {}
+        self._calls: tuple[Callable[..., object], ...] = ()
+        """Native functions for the calls seen last, the newest first."""
 
     @property
     def way(self) -> TargetWay:
@@ -134,22 +137,36 @@ class CompiledModel:
 
     def __call__(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
+        return self.call(*args, out=out, **kwargs)
+
+    def call(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
+        """The same as a method, which Python calls faster than an object."""
         if is_compiling() and out is None and self._way.source is not None:
             return self._way.source(*args, **kwargs)
-        given = None if out is None else (out,) if isinstance(out, Tensor) else receivers(out)
-        key, short = self._find(args, kwargs)
-        arrays = False
-        if key is None:  # arrays have no key, their tensors do
-            arrays = only_arrays((*args, out), kwargs)
-            args, kwargs = self._converted(args, kwargs)
-            key, short = self._find(args, kwargs)
         try:
-            result = self._run(args, kwargs, given, key, short)
+            if out is None:
+                for call in self._calls:
+                    result = call(*args, **kwargs)
+                    if result is not LONG_WAY:
+                        return result
+            return self._look_up(args, kwargs, out)
         except TilewrightError:
             raise
         except Exception as error:
             error.__traceback__ = without_our_frames(error.__traceback__)
             raise
+
+    def _look_up(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Out | Sequence[Out] | None
+    ) -> object:
+        """Run what is kept for such calls, or else all of the way."""
+        given = None if out is None else (out,) if isinstance(out, Tensor) else receivers(out)
+        key, short = self._find(args, kwargs)
+        if key is not None:
+            return self._run(args, kwargs, given, key, short)
+        arrays = only_arrays((*args, out), kwargs)  # they have no key, their tensors do
+        args, kwargs = self._converted(args, kwargs)
+        result = self._run(args, kwargs, given, *self._find(args, kwargs))
         return as_arrays(result) if arrays else result
 
     def _run(
@@ -163,15 +180,31 @@ class CompiledModel:
         if short is not None and self._way.unchanged():
             result = short((*args, *kwargs.values()) if kwargs else args, out)
             if result is not LONG_WAY:
+                if key is not None and isinstance(short, Direct):
+                    self._shorten(key, short, args, kwargs)
                 return result
         elif self._short and not self._way.unchanged():
             self._short.clear()
+            self._known.clear()
+            self._calls = ()
         result, found = self._way(args, kwargs, out)
         if found is not None and key is not None:
             if len(self._short) >= GRAPHS.max_short_ways:
                 self._short.clear()
             self._short[key] = found
         return result
+
+    def _shorten(
+        self, key: tuple[object, ...], short: Direct, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        """Make a native function for calls like one that just went a short way, where there is none as short."""
+        call = short.known_call(args, kwargs)
+        if call is not None:
+            self._known.pop(key, None)
+            while len(self._known) >= GRAPHS.max_known_calls:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = call
+            self._calls = tuple(reversed(self._known.values()))
 
     def _converted(
         self, args: tuple[object, ...], kwargs: dict[str, object]

@@ -16,7 +16,7 @@ from .around.user_frames import without_our_frames
 from .model import CompiledModel, TargetWay
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-_OWN = frozenset({"_way", "_short", "_module", "_model", "_entry"})
+_OWN = frozenset({"_way", "_short", "_known", "_calls", "_module", "_model", "_entry"})
 
 
 class CompiledModule(CompiledModel, nn.Module):
@@ -28,9 +28,7 @@ class CompiledModule(CompiledModel, nn.Module):
         object.__setattr__(self, "_module", module)
         nn.Module.__init__(self)
         self._model = CompiledModel(way)
-        self._entry: Callable[..., object] = (
-            self._model
-        )  # torch looks up a module's attributes slowly: one is enough
+        self._entry: Callable[..., object] = self._model.call
         CompiledModel.__init__(self, way)
         for held in _SHARED:
             object.__setattr__(self, held, getattr(module, held))
@@ -51,7 +49,7 @@ class CompiledModule(CompiledModel, nn.Module):
         """Run, with the hooks that were set here. Raises InputError for inputs that do not fit, and what the module
         raises."""
         try:
-            return self._entry(*args, **kwargs)
+            return self.__dict__["_entry"](*args, **kwargs)  # torch looks up a module's attributes slowly
         except Exception as error:
             error.__traceback__ = without_our_frames(error.__traceback__)
             raise

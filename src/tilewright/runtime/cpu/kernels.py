@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from tilewright.options import Options
-from tilewright.runtime.plan import reading
+from tilewright.runtime.objects.attach import text_before
 from tilewright.runtime.plan.launch import Launching, LaunchList, LaunchRows
 from tilewright.runtime.store.cache import ContentStore
 from tilewright.tuning.runtime_thresholds import CPU_WORK
@@ -69,7 +69,7 @@ class Launchers:
 
 def launcher_text() -> str:
     """The text of the library of launchers."""
-    return "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+    return text_before(SOURCE.read_text(encoding="utf-8"))
 
 
 _launchers: list[Launchers] = []

@@ -9,10 +9,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.reading import LayoutTable
+from tilewright.runtime.objects.attach import attach as attach_objects
+from tilewright.runtime.objects.known_call import Output, output_rows
+from tilewright.runtime.objects.reading import LayoutTable, maker
 from tilewright.runtime.plan.tensors import Make
 
 
@@ -22,19 +21,9 @@ class Outside:
     `fail` raises what an error number means."""
 
     inputs: LayoutTable
-    outputs: Sequence[tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]]
+    outputs: Sequence[Output]
     make: Make
     fail: Callable[[int], None]
-
-
-class _Output(ctypes.Structure):
-    _fields_ = (
-        ("place", ctypes.c_int64),
-        ("slot", ctypes.c_int64),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("dtype", ctypes.c_void_p),
-    )
 
 
 class _CallRecord(ctypes.Structure):
@@ -56,11 +45,9 @@ NativeCall = Callable[[list[object]], list[object] | None]
 def attach(library: ctypes.CDLL) -> Callable[[object], NativeCall] | None:
     """What makes a callable of a tuple whose first item is the address of a call; None where the native side cannot
     read tensors."""
-    if not reading.attach(library):
+    if not attach_objects(library):
         return None
-    maker = ctypes.cast(library.tw_native_call, ctypes.c_void_p).value
-    assert maker is not None
-    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(maker)
+    return maker(library.tw_native_call)
 
 
 def call_of(
@@ -73,10 +60,7 @@ def call_of(
     """The call that runs `run` on memory of `outside` and of `owner`."""
     place = id  # what is meant is the object itself, which `kept` holds
     inputs = outside.inputs
-    outputs = (_Output * max(1, len(outside.outputs)))()
-    for row, (k, slot, shape, strides, dtype) in zip(outputs, outside.outputs, strict=False):
-        row.place, row.slot = k, slot
-        row.shape, row.strides, row.dtype = place(shape), place(strides), place(dtype)
+    outputs = output_rows(outside.outputs)
     record = _CallRecord(
         ctypes.addressof(run), bases.buffer_info()[0], len(outside.outputs), inputs, ctypes.addressof(outputs),
         place(outside.make), place(outside.fail),

@@ -1,6 +1,7 @@
 """GPUs as the driver knows them: contexts, loaded kernels, the word in which kernels report failed checks.
 
-The work is in `native/launch_cuda.cpp`, which is built and loaded when a GPU is first used.
+The work is in `native/launch_cuda.cpp` and `native/replay_cuda.cpp`, which are built and loaded when a GPU is first
+used.
 """
 
 # Torch has no quick public way to ask for a stream.
@@ -10,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,16 @@ import torch
 from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import built
-from tilewright.runtime.plan import reading
+from tilewright.runtime.objects import attach
+from tilewright.runtime.objects.attach import text_before
+from tilewright.runtime.objects.reading import maker
 from tilewright.runtime.store.cache import ContentStore
 
 from .build import BuiltKernel
 
-SOURCE = Path(__file__).parents[1] / "native" / "launch_cuda.cpp"
+SOURCES = tuple(
+    Path(__file__).parents[1] / "native" / name for name in ("launch_cuda.cpp", "replay_cuda.cpp")
+)
 LIBRARY = "libcuda.so.1"
 
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
@@ -98,7 +102,7 @@ class Loaded:
 
 def launcher_text() -> str:
     """The C++ text of what launches kernels and reads tensors."""
-    return "\n".join(source.read_text(encoding="utf-8") for source in (reading.SOURCE, SOURCE))
+    return text_before("\n".join(source.read_text(encoding="utf-8") for source in SOURCES))
 
 
 class Driver:
@@ -113,11 +117,14 @@ class Driver:
         native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
-        native.tw_cuda_replay.argtypes = [place] * 4 + [number] * 2
+        native.tw_cuda_replay.argtypes = [place] * 3
         native.tw_cuda_forget.argtypes = [place]
         native.tw_cuda_forget.restype = None
         self.native = native
-        reading.attach(native)
+        self.sees_objects = attach.attach(native)
+        """Whether its functions may be called that look at objects."""
+        self.replayer = maker(native.tw_cuda_replayer)
+        """Makes a replay (see `replay.native`)."""
         self.launch: Callable[[int, int], int] = native.tw_cuda_launch
         """Runs the records at an address on a stream (see the native side)."""
         said = ctypes.c_char_p()
@@ -139,21 +146,6 @@ class Driver:
         """The error for a negative result of `launch`."""
         name = self.native.tw_cuda_error(-code).decode(errors="replace")
         return _refused(-code, f"a kernel could not be launched: {name}")
-
-
-class Copies:
-    """Copies of whole memory on a device, `before` a graph and `behind` it: three numbers for each in `rows`, the
-    addresses of target and source, and bytes."""
-
-    def __init__(
-        self, before: Sequence[tuple[int, int, int]], behind: Sequence[tuple[int, int, int]]
-    ) -> None:
-        self.before, self.behind = len(before), len(behind)
-        self.rows = array("Q", [number for row in (*before, *behind) for number in row] or [0])
-        self.address = self.rows.buffer_info()[0]
-
-
-NO_COPIES = Copies((), ())
 
 
 class Device:
@@ -179,11 +171,9 @@ class Device:
             self._word.value = 0
         return code
 
-    def replay(self, instance: int, stream: int, copies: Copies = NO_COPIES) -> None:
-        """Launch an instantiated graph on a stream, between copies."""
-        code = self.driver.native.tw_cuda_replay(
-            self.address, instance, stream, copies.address, copies.before, copies.behind
-        )
+    def replay(self, instance: int, stream: int) -> None:
+        """Launch an instantiated graph on a stream."""
+        code = self.driver.native.tw_cuda_replay(self.address, instance, stream)
         if code:
             raise self.driver.run_failed(-code)
 

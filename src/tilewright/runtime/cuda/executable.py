@@ -25,7 +25,7 @@ from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.bound import BuiltPlan, Workspace
 from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Executable, Guards
-from tilewright.runtime.plan.known_sizes import Bound, Result
+from tilewright.runtime.plan.known_sizes import Bound, Result, Shortest
 from tilewright.runtime.plan.launch import BuiltUnit, raise_error
 from tilewright.runtime.plan.verified import Checks
 from tilewright.tuning.input_limits import KEPT_MEMORY
@@ -117,6 +117,11 @@ class CudaExecutable(Executable):
     def entry(self) -> Callable[[list[Argument]], list[Result]]:
         """Itself."""
         return self
+
+    def shortest(self) -> Shortest:
+        """The replay of the sizes seen last, where that is one native call."""
+        replay = None if self.graphs is None or self._recent is None else self.graphs.quick(self._recent)
+        return replay or Shortest(self)
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found

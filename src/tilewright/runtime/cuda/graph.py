@@ -16,23 +16,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import CallStep, Home, Plan
-from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.known_sizes import Bound, Result
+from tilewright.runtime.plan.arguments import Argument, told_of_writes
+from tilewright.runtime.plan.known_sizes import Bound, Quick, Result, Shortest
 from tilewright.runtime.plan.launch import raise_error
-from tilewright.runtime.plan.reading import Lies, reader
-from tilewright.runtime.plan.tensors import Make, maker_on, memory_range, repeats_memory
+from tilewright.runtime.plan.tensors import maker_on
 from tilewright.tuning.input_limits import CUDA_GRAPHS
 
-from .driver import Copies, Device, current_stream
+from .driver import Device, current_stream
+from .replay.exits import Exit, Lent, exits_of, leave, lent_by
+from .replay.native import Fixed, Shared, native_replay, ports_of
 
 UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
 """Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
@@ -88,91 +90,12 @@ def _is_seeded(step: CallStep) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Exit:
-    """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`;
-    `lent`, as an alias of itself. `view` is (shape, strides, elements behind the start of the input or copy); None: all
-    of it."""
-
-    plain: Result = None
-    number: int = -1
-    of_input: bool = False
-    view: tuple[torch.Size, tuple[int, ...], int] | None = None
-    lent: Tensor | None = None
-
-
-def _exits(
-    results: Sequence[Result], inputs: Sequence[Argument], lends: range = range(0)
-) -> tuple[list[_Exit], list[Tensor]]:
-    """How results leave, and what must be copied out for them. Results that share memory share its copy; those whose
-    numbers are in `lends` are lent where they share none with others."""
-    of = {_memory(t): (k, t) for k, t in enumerate(inputs) if isinstance(t, Tensor)}
-    shared: dict[int, list[Tensor]] = {}
-    places: dict[int, set[bool]] = {}
-    for k, r in enumerate(results):
-        if isinstance(r, Tensor):
-            shared.setdefault(_memory(r), []).append(r)
-            places.setdefault(_memory(r), set()).add(k in lends)
-    exits: list[_Exit] = []
-    copies: list[Tensor] = []
-    number: dict[int, int] = {}
-    for place, r in enumerate(results):
-        if not isinstance(r, Tensor):
-            exits.append(_Exit(r))
-            continue
-        memory = _memory(r)
-        if memory in of and r.numel():
-            k, t = of[memory]
-            exits.append(
-                _Exit(None, k, True, (r.shape, r.stride(), int(r.storage_offset() - t.storage_offset())))
-            )
-            continue
-        if place in lends and r.numel() and places[memory] == {True}:
-            exits.append(_Exit(lent=_alone(r)))
-            continue
-        group = shared[memory]
-        if not r.numel() or (len(group) == 1 and not repeats_memory(r)):
-            exits.append(_Exit(None, len(copies)))
-            copies.append(r)
-            continue
-        if len({t.dtype for t in group}) > 1:
-            raise UnsupportedError("results of several types in one memory", phase="run")
-        low = min(t.storage_offset() for t in group)
-        if memory not in number:
-            number[memory] = len(copies)
-            high = max(
-                (memory_range(t)[1] - t.data_ptr()) // t.element_size() + t.storage_offset() for t in group
-            )
-            copies.append(r.as_strided((high - low,), (1,), low))
-        exits.append(_Exit(None, number[memory], False, (r.shape, r.stride(), int(r.storage_offset() - low))))
-    return exits, copies
-
-
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target, in as few calls as torch can."""
     if len(targets) == 1:
         targets[0].copy_(sources[0], non_blocking=True)
     elif targets:
         _copy(list(targets), list(sources))
-
-
-def _memory(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
-
-
-def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Result:
-    if e.lent is not None:
-        return e.lent.detach()
-    if e.number < 0:
-        return e.plain
-    source = args[e.number] if e.of_input else copies[e.number]
-    assert isinstance(source, Tensor)
-    if e.view is None:
-        return source
-    shape, strides, offset = e.view
-    if e.of_input and not offset and source.shape == shape and source.stride() == strides:
-        return source
-    return source.as_strided(shape, strides, source.storage_offset() + offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,123 +109,10 @@ class _Captured:
     held: tuple[Tensor, ...]
     fixed: Fixed
     copied: list[Tensor]
-    exits: list[_Exit]
+    exits: list[Exit]
     lent: tuple[Lent, ...] = ()
     quick: Quick | None = None
-    """Does all of a replay, where it only copies whole tensors in and out."""
-
-
-class Fixed:
-    """Inputs that a graph reads in place."""
-
-    def __init__(self, inputs: Mapping[int, Tensor]) -> None:
-        """`inputs` by number."""
-        self._where = tuple((k, t.data_ptr(), t.stride()) for k, t in inputs.items())
-        self._read = reader([Lies(k, 0, tuple(t.shape), t.stride(), t.data_ptr()) for k, t in inputs.items()])
-
-    def stand(self, args: Sequence[Argument]) -> bool:
-        """Whether they are still where they were."""
-        if self._read is not None and self._read(args, 0):
-            return True
-        for k, address, strides in self._where:
-            t = args[k]
-            if not isinstance(t, Tensor) or t.data_ptr() != address or t.stride() != strides:
-                return False
-        return True
-
-
-class Quick:
-    """A replay in one native call: inputs are copied in, the graph runs, results are copied into new tensors.
-
-    The copies are of bytes from the first to the last element, so that tensors must fill what they span."""
-
-    def __init__(self, device: Device, instance: int, make: Make, captured: Ports) -> None:
-        self._device, self._instance, self._make = device, instance, make
-        moving, held, copied, order = captured
-        self._order = order
-        self._copies = Copies(
-            [(t.data_ptr(), 0, t.nbytes) for t in held], [(0, t.data_ptr(), t.nbytes) for t in copied]
-        )
-        self._read = reader(
-            [
-                Lies(k, 3 * n + 1, tuple(t.shape), t.stride())
-                for n, (k, t) in enumerate(zip(moving, held, strict=True))
-            ]
-        )
-        self._new = [(3 * (len(held) + n), tuple(t.shape), t.stride(), t.dtype) for n, t in enumerate(copied)]
-
-    def run(self, args: Sequence[Argument], stream: int) -> list[Result] | None:
-        """The results; None, and nothing has run, where an input lies otherwise than its copy."""
-        if self._read is None or not self._read(args, self._copies.address):
-            return None
-        rows, made = self._copies.rows, list[Result]()
-        for place, shape, strides, dtype in self._new:
-            t = self._make(shape, strides, dtype)
-            rows[place] = t.data_ptr()
-            made.append(t)
-        self._device.replay(self._instance, stream, self._copies)
-        return made if self._order is None else [made[k] for k in self._order]
-
-
-class Ports(NamedTuple):
-    """What a graph copies in and out: inputs by number and their copies, results, and the order in which these leave
-    (None: as they are copied)."""
-
-    moving: tuple[int, ...]
-    held: tuple[Tensor, ...]
-    copied: Sequence[Tensor]
-    order: tuple[int, ...] | None
-
-
-def ports_of(
-    plan: Plan,
-    moving: tuple[int, ...],
-    held: tuple[Tensor, ...],
-    copied: Sequence[Tensor],
-    exits: Sequence[_Exit],
-) -> Ports | None:
-    """What is copied, if that is all there is to do: nothing is written back, no result shows an input or a part of
-    another, and every tensor fills the memory that it spans."""
-    if set(moving) & {*plan.written, *plan.host} or not all(map(_is_whole, (*held, *copied))):
-        return None
-    if not all(e.lent is None and e.number >= 0 and not e.of_input and e.view is None for e in exits):
-        return None
-    order = tuple(e.number for e in exits)
-    if len(set(order)) < len(order):
-        return None
-    return Ports(moving, held, copied, None if order == tuple(range(len(copied))) else order)
-
-
-def _is_whole(t: Tensor) -> bool:
-    low, high = memory_range(t)
-    return high - low == t.nbytes and not repeats_memory(t)
-
-
-class Lent:
-    """Memory of a graph that a caller reads: whoever holds it, or a view of it, counts as a user of its storage."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """`tensors` are all that this file holds of one storage."""
-        self._storage = tensors[0].untyped_storage()
-        self._idle = len({id(t) for t in tensors}) + 1
-
-    def in_use(self) -> bool:
-        """Whether somebody else holds it."""
-        return torch._C._storage_Use_Count(self._storage._cdata) > self._idle
-
-
-def _alone(t: Tensor) -> Tensor:
-    """`t` as a tensor of its own, which keeps no other of the same storage alive."""
-    made = torch.empty(0, dtype=t.dtype, device=t.device)
-    return made.set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
-
-
-def _lent(exits: Sequence[_Exit]) -> tuple[Lent, ...]:
-    held: dict[int, list[Tensor]] = {}
-    for e in exits:
-        if e.lent is not None:
-            held.setdefault(_memory(e.lent), []).append(e.lent)
-    return tuple(map(Lent, held.values()))
+    """Does all of a replay as one native call, where it only copies whole tensors in and out."""
 
 
 class _Sizes:
@@ -316,7 +126,7 @@ class _Sizes:
         self.captures = 0
         self.calls = 0
         self.misses = 0
-        self.stream = -1
+        self.shared = Shared(self.lock, array("q", [-1]))
 
 
 class Graphs:
@@ -331,6 +141,7 @@ class Graphs:
         self._device = device
         self._seeded = draws_numbers(plan)
         self._make = maker_on(plan.device)
+        self._written = told_of_writes(plan)
         self._ordinal = torch.device(plan.device).index or 0
         self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -354,13 +165,24 @@ class Graphs:
                 if len(self._sizes) >= CUDA_GRAPHS.max_plan_sizes:
                     return None
                 state = self._sizes.setdefault(bound, _Sizes())
+        found = state.captured
+        made = found.quick(args) if found is not None and found.quick is not None else None
+        if made is not None:
+            state.misses = 0
+            return made
         with state.lock:
             if not self._found(plain, state, args):
                 return None
             assert state.captured is not None
             return self._replay(state, state.captured, args, plain.plan)
 
-    def _found(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> bool:
+    def quick(self, bound: Bound) -> Shortest | None:
+        """What replays the graph of these sizes as one native call; None where nothing does."""
+        state = self._sizes.get(bound)
+        found = None if state is None else state.captured
+        return None if found is None or found.quick is None else Shortest(found.quick, found.fixed.looked_at)
+
+    def _found(self, plain: Plain, state: _Sizes, args: list[Argument]) -> bool:
         """Whether there is a graph for these arguments whose memory nobody uses; captured now if it is time for it."""
         found = state.captured
         if found is not None and found.fixed.stand(args):
@@ -425,18 +247,19 @@ class Graphs:
         ports = ports_of(plan, moving, held, copied, exits)
         quick = None
         if ports is not None and self._device is not None and not self._seeded:
-            quick = Quick(self._device, instance, self._make, ports)
-        state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, _lent(exits), quick)
+            rest = self._make, self._written
+            quick = native_replay(self._device, instance, ports, fixed, state.shared, rest)
+        state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, lent_by(exits), quick)
 
     def _written_down(
         self, plain: Plain, inner: Sequence[Argument], stream: torch.cuda.Stream
-    ) -> tuple[torch.cuda.CUDAGraph, list[_Exit], list[Tensor]]:
+    ) -> tuple[torch.cuda.CUDAGraph, list[Exit], list[Tensor]]:
         """One run as a graph, how results leave it, and which are copied. Raises what the run or the driver raises."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with _capturing(graph, stream):
                 results = plain.run_plainly(list(inner))
-            return graph, *_exits(results, inner, self._lends)
+            return graph, *exits_of(results, inner, self._lends)
         except (RuntimeError, UnsupportedError):
             recover(before)
             raise
@@ -445,15 +268,11 @@ class Graphs:
         code = self._device.failed() if self._device is not None else 0
         if code:
             raise_error(code)
-        stream = current_stream(self._ordinal)
-        if stream != state.stream:
-            if state.stream >= 0:
+        stream, last = current_stream(self._ordinal), state.shared.stream
+        if stream != last[0]:
+            if last[0] >= 0:
                 torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
-            state.stream = stream
-        quick = found.quick.run(args, stream) if found.quick is not None else None
-        if quick is not None:
-            args.clear()
-            return quick
+            last[0] = stream
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
         with torch.no_grad():
             copy_all(found.held, given)
@@ -467,7 +286,9 @@ class Graphs:
                     t.copy_(own)
             made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
             copy_all(made, found.copied)
-            results = [_leave(e, args, made) for e in found.exits]
+            results = [leave(e, args, made) for e in found.exits]
+        if self._written is not None:
+            self._written(args)
         args.clear()
         return results
 

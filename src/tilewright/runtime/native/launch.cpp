@@ -2,7 +2,7 @@
 // they are all that there is to run, and are short, one call does everything else as well: it reads the addresses of the
 // inputs, makes the outputs and hands them over.
 //
-// Follows tensors.cpp in one text.
+// Follows known_call.cpp in one text.
 
 typedef void (*tw_task)(void* context, int64_t begin, int64_t end, int64_t worker);
 
@@ -123,11 +123,6 @@ TW_API int64_t tw_launch(const tw_run* run) {
 
 // --- A call of a plan, as a function of Python's ---
 
-struct tw_output {
-  int64_t place, slot;  // number of the result, and as above
-  tw_object shape, strides, dtype;
-};
-
 struct tw_call {
   const tw_run* run;
   char** bases;  // those of `run`
@@ -138,23 +133,6 @@ struct tw_call {
 };
 
 namespace {
-// Makes the outputs. Null with an error set; None if one has no memory that can be read.
-tw_object outputs(const tw_call* w, char** at) {
-  tw_object made = python.list(w->outputs);
-  for (int64_t k = 0; k < w->outputs && made; k++) {
-    const tw_output& o = w->output[k];
-    tw_object how[] = {o.shape, o.strides, o.dtype};
-    tw_object t = python.call(w->make, how, 3, nullptr);
-    bool lies = t && address(t, &at[k]);
-    if (t) python.put(made, o.place, t);
-    if (lies) continue;
-    python.drop(made);
-    if (t) python.take(python.none);
-    return t ? python.none : nullptr;
-  }
-  return made;
-}
-
 // (self: a tuple whose first item is the address of a tw_call; args: the list of arguments, which is emptied) -> the list
 // of results; None, and nothing has happened, if an input lies in memory in another way than compiled for, or is no plain
 // tensor.
@@ -171,7 +149,7 @@ tw_object native_call(tw_object self, tw_object args) {
     python.take(python.none);
     return python.none;
   }
-  tw_object made = outputs(w, at + w->inputs.count);
+  tw_object made = outputs(w->outputs, w->output, w->make, at + w->inputs.count);
   if (!made || made == python.none) return made;
   for (int64_t k = 0; k < w->inputs.count; k++) w->bases[w->inputs.input[k].slot] = at[k];
   for (int64_t k = 0; k < w->outputs; k++) w->bases[w->output[k].slot] = at[w->inputs.count + k];

@@ -1,7 +1,7 @@
 // Loads GPU kernels and runs the launch records of a plan: the only native call between two library calls of a plan.
 // Speaks to the driver's library directly; its prototypes stand here, so that no CUDA header is needed.
 //
-// Follows tensors.cpp in one text.
+// Follows known_call.cpp in one text.
 #include <dlfcn.h>
 
 namespace {
@@ -451,29 +451,10 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   return 0;
 }
 
-struct tw_copy {  // on the device
-  uint64_t target, source, bytes;
-};
-
-namespace {
-result copy_all(const tw_copy* copies, int64_t count, stream on) {
-  result error = 0;
-  for (int64_t i = 0; i < count && !error; i++) {
-    const tw_copy& c = copies[i];
-    if (c.bytes) error = driver.copy(c.target, c.source, c.bytes, on);
-  }
-  return error;
-}
-}  // namespace
-
-// Launches an instantiated graph between so many copies before and behind it. Returns 0 or a driver's error.
-TW_API int tw_cuda_replay(const tw_device* device, void* instance, void* on, const tw_copy* copies, int64_t before,
-                          int64_t behind) {
+// Launches an instantiated graph. Returns 0 or a driver's error.
+TW_API int tw_cuda_replay(const tw_device* device, void* instance, void* on) {
   Current scope(device->primary);
-  result error = scope.error;
-  if (!error) error = copy_all(copies, before, on);
-  if (!error) error = driver.graph_launch(instance, on);
-  return error ? error : copy_all(copies + before, behind, on);
+  return scope.error ? scope.error : driver.graph_launch(instance, on);
 }
 
 // Forgets the bundle of a run that will not run again.

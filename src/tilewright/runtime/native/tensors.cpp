@@ -3,7 +3,7 @@
 // says is read anew in each call: nothing is remembered that could be out of date. Of a dict, its version is: Python
 // changes it with everything that it puts there.
 //
-// Stands before launch.cpp and launch_cuda.cpp in one text.
+// Stands before standing.cpp and known_call.cpp, and these before launch.cpp or launch_cuda.cpp, in one text.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +36,14 @@ struct tw_python {
   tw_object (*code)(tw_object function);
   tw_object (*defaults)(tw_object function);
   tw_object (*named)(tw_object function);
+  intptr_t (*tuple_size)(tw_object tuple);
+  tw_object (*attribute)(tw_object object, tw_object name);
+  tw_object (*method)(tw_object name, tw_object const* args, size_t count, tw_object names);
+  tw_object (*tuple_of)(tw_object list);
+  void* (*let_go)();  // of the interpreter's lock
+  void (*wait_for)(void* thread);
+  void (*fetch)(void** type, void** value, void** trace);  // the error that is set
+  void (*restore)(void* type, void* value, void* trace);
   tw_object none, yes, no;
 };
 
@@ -177,9 +185,13 @@ struct tw_held {
   int64_t functions;
   const tw_function* function;
   int64_t version;         // bytes from the start of a dict to its version; 0: it has none
+  int64_t watched;         // whether Python tells of every change of one of the dicts
+  int64_t changes;         // how many it had told of, of all dicts, when these were last seen to hold that
 };
 
 namespace {
+int64_t changes = 1;  // of watched dicts, ever
+
 bool in_order(const tw_dict& d) {
   intptr_t place = 0;
   tw_object key;
@@ -224,12 +236,22 @@ bool runs(const tw_function& f) {
          python.named(f.function) == f.named;
 }
 
+// The same of all dicts. What they hold is looked up only after a change of one that anybody watches.
+bool dicts_hold(tw_held* w) {
+  int64_t now = changes;
+  if (w->watched && w->changes == now) return true;
+  for (int64_t k = 0; k < w->dicts; k++) {
+    if (!holds(w->dict[k], w->version)) return false;
+  }
+  w->changes = now;
+  return true;
+}
+
 // (self: a tuple whose first item is the address of tw_held) -> whether dicts and lists hold the same objects, objects
 // have the same types and dicts, and functions run the same code.
 tw_object same(tw_object self, tw_object) {
   tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
-  bool held = true;
-  for (int64_t k = 0; k < w->dicts && held; k++) held = holds(w->dict[k], w->version);
+  bool held = dicts_hold(w);
   for (int64_t k = 0; k < w->lists && held; k++) held = holds(w->list[k]);
   for (int64_t k = 0; k < w->typed && held; k++) {
     held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
@@ -305,6 +327,15 @@ const int NONE = 4, ONE = 8, SEVERAL = 0x80;  // METH_NOARGS, METH_O, METH_FASTC
 tw_method reading = {"read", (void*)read, SEVERAL, nullptr}, comparing = {"same", (void*)same, NONE, nullptr},
           proving = {"apart", (void*)apart, SEVERAL, nullptr};
 }  // namespace
+
+// What Python calls where a watched dict is about to change, or to end.
+TW_API int tw_dict_changes(int, tw_object, tw_object, tw_object) {
+  changes++;
+  return 0;
+}
+
+// How many changes that were.
+TW_API int64_t tw_dict_changes_told() { return changes; }
 
 // Called once, before anything else.
 TW_API void tw_attach_python(const tw_python* found, const tw_torch* tensors) {

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError, UnsupportedError
@@ -30,10 +33,15 @@ _modes = torch._C._len_torch_dispatch_stack
 _mode_of = torch._C._get_dispatch_mode
 
 
+def in_dual_level() -> bool:
+    """Whether torch may follow tangents."""
+    return forward_ad._current_level >= 0
+
+
 def check_surroundings(args: Sequence[object]) -> None:
     """Raise UnsupportedError where something around a call wants what kernels do not do: follow tangents, or only say
     of results what they would be. Cheap where nothing is around."""
-    if forward_ad._current_level >= 0:
+    if in_dual_level():
         check_tangents(args)
     if _modes() and _mode_of(_FAKE) is not None:
         _refuse_fake("under FakeTensorMode")
@@ -168,6 +176,15 @@ def check_out(k: int, given: object, dtype: torch.dtype, device: str, shape: tup
         raise InputError(
             f"out {k} holds one element at several places", phase="input", place=place, hint=hint
         )
+
+
+def told_of_writes(plan: Plan) -> Callable[[Sequence[Argument]], None] | None:
+    """What tells torch that a call has written into some of its arguments; None where it writes into none."""
+    changed = [k for k, spec in enumerate(plan.inputs) if k in plan.changed and isinstance(spec, Spec)]
+    if not changed:
+        return None
+    pick: Callable[[Sequence[Argument]], Any] = itemgetter(*changed)
+    return lambda args: increment_version(pick(args))
 
 
 def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> object:

@@ -27,13 +27,13 @@ from tilewright.plan.data import (
 )
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import NativeCall, Outside
+from tilewright.runtime.objects.reading import Lies, Reader, reader
 from tilewright.tuning.runtime_thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import BuiltUnit, DivisionByZero, LaunchList
 from .layouts import Layouts, Made, arena_of, buffers_of
-from .reading import Lies, Reader, reader
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
 

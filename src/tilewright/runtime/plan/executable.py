@@ -6,11 +6,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
@@ -33,9 +31,10 @@ from .arguments import (
     reader_of,
     solve,
     symbols_of_plan,
+    told_of_writes,
 )
 from .bound import BoundSegment, BuiltPlan, Workspace, check_preconditions
-from .known_sizes import Bound, Join, Quick, Result, never
+from .known_sizes import Bound, Join, Quick, Result, Shortest, never
 from .launch import BuiltUnit
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
@@ -90,8 +89,7 @@ class Executable:
         self._template: list[Tensor | None] = [
             self.constants[b.index] if b.home is Home.CONSTANT else None for b in plan.buffers
         ]
-        changed = [k for k in plan.changed if isinstance(plan.inputs[k], Spec)]
-        self._changed: Callable[[list[Argument]], Any] | None = itemgetter(*changed) if changed else None
+        self._told = told_of_writes(plan)
         self._single = len(plan.segments) == 1
 
     # --- calling ---
@@ -121,6 +119,10 @@ class Executable:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
+    def shortest(self) -> Shortest:
+        """Itself."""
+        return Shortest(self)
+
     def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.
 
@@ -142,8 +144,8 @@ class Executable:
         read = bound.read is not None and bound.read(args, workspace.address)
         back = () if read else self._lay(bound, args, tensors)
         late = self._place_outputs(bound, tensors, out) if out is not None else ()
-        if self._changed is not None:
-            increment_version(self._changed(args))
+        if self._told is not None:
+            self._told(args)
         args.clear()
         results = self._run(bound, tensors, workspace, read=read)
         for original, laid in back:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
 from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Home, Launches, Plan
 from tilewright.runtime.cpu.native_call import Outside
+from tilewright.runtime.objects.reading import Lies, table_of, table_reader
 from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .arguments import Argument
 from .bound import BoundSegment, BuiltPlan, Workspace
 from .launch import raise_error
-from .reading import Lies, table_of, table_reader
 
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
+
+
+class Shortest(NamedTuple):
+    """The shortest `run` of calls of the sizes seen last, which gives None where it does not serve them. As long as
+    there is no shorter one, it is the same object. It looks itself whether the arguments `looked_at` are what they
+    were: at the same address, of the same sizes, strides and type."""
+
+    run: Quick
+    looked_at: tuple[int, ...] = ()
+
+
 Join = Callable[[Workspace], None]
 """Makes of what a workspace does one native call, where it can."""
 

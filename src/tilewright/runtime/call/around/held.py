@@ -1,8 +1,9 @@
 """Whether dicts and lists hold the objects that they held, by one native function.
 
-A dict of which Python has changed nothing costs a look at its version; names are looked up only in others. Python keeps
-such versions up to 3.12 (in 3.13, attributes change without one): in later ones each name is looked up. What a Python
-does is tried when this module is loaded."""
+Where Python tells of changes (from 3.12 on, see `objects/watching`), dicts are looked at only after one. Else, a dict
+of which Python has changed nothing costs a look at its version, and names are looked up only in others. Python keeps
+such versions up to 3.12 (in 3.13, attributes change without one). What a Python does is tried when this module is
+loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
-from tilewright.runtime.plan import reading
+from tilewright.runtime.objects import reading
+from tilewright.runtime.objects.watching import watch
 
 Compare = Callable[[], bool]
 
@@ -132,6 +134,8 @@ class _Held(ctypes.Structure):
         ("functions", ctypes.c_int64),
         ("function", ctypes.c_void_p),
         ("version", ctypes.c_int64),
+        ("watched", ctypes.c_int64),
+        ("changes", ctypes.c_int64),
     )
 
 
@@ -164,7 +168,7 @@ def comparer(
     at = ctypes.addressof
     table = _Held(
         len(dicts), at(rows), len(lists), at(list_rows), len(objects), at(kinds), len(owners), at(own),
-        len(functions), at(run), VERSION,
+        len(functions), at(run), VERSION, watch([d for d in found if d is not None]), 0,
     )  # fmt: skip
     tables = (rows, kept, list_rows, kept_lists, kinds, own, run, found)
     held = (dicts, lists, objects, list(map(type, objects)), owners, functions)

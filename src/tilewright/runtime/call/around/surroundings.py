@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.runtime.plan.reading import Lies, alike, reader
+from tilewright.runtime.objects.known_call import Asked
+from tilewright.runtime.objects.reading import Lies, alike, reader
+from tilewright.runtime.objects.standing import Standing, standing
 
 from .held import ABSENT, Held, comparer
 from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
@@ -40,6 +42,7 @@ class Surroundings:
         self._counted: list[Mapping[Any, object]] = list(global_hooks())
         self.versions: dict[int, tuple[Tensor, int, int]] = {}
         """What `watch` was told of."""
+        self._likes: list[Tensor] = []
         self.watch(())
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         found = reached(target)
@@ -60,7 +63,9 @@ class Surroundings:
         """Make what compares."""
         reads = self.reads
         own = set(map(id, self.tensors))
-        self._alike = alike([*self.tensors, *(t for k, t in reads.tensors.items() if k not in own)])
+        self._likes = [*self.tensors, *(t for k, t in reads.tensors.items() if k not in own)]
+        self._alike = alike(self._likes)
+        self._look_at()
         self._asked = [*self.tensors, *reads.tensors.values()] if reads.asks_gradients else []
         self._answers = list(map(_wants_gradient, self._asked))
         looks = tuple(reads.looks.values())
@@ -115,6 +120,18 @@ class Surroundings:
         self._read = reader([
             Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(found)
         ])  # fmt: skip
+        self._look_at()
+
+    def _look_at(self) -> None:
+        """Make what looks at all tensors at once."""
+        self._all: list[object] = [*self._likes, *self._weights]
+        self._standing = self._standing_of(range(len(self._all)))
+
+    def _standing_of(self, places: Sequence[int]) -> Standing | None:
+        """What looks at some of all tensors; those that are watched must not be written."""
+        first = len(self._likes)
+        counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
+        return standing(places, frozenset(counted))
 
     @property
     def watched(self) -> Sequence[Tensor]:
@@ -130,19 +147,50 @@ class Surroundings:
 
     def unchanged(self) -> bool:
         """Whether names still mean the same objects, tensors are of the same kind, and no gradient is asked for."""
-        if self.tensors and _grad() and any(map(_wants_gradient, self.tensors)):
+        if not (self._standing is not None and self._standing.still(self._all)) and not self._tensors_stand():
             return False
-        if not self._alike() or self._weights and not self._weights_stand():
+        if not self._wants_none() or not (self._same() if self._same is not None else self._look()):
             return False
+        return self._answers_stand()
+
+    def guards(self, seen: frozenset[int]) -> list[Asked]:
+        """The same as what a known call asks, one by one; it may say no where `unchanged` says yes after a longer look.
+        Who asks sees of the tensors with the ids `seen` himself what they are."""
+        rest = [k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen]
+        standing = self._standing_of(rest)
+        if standing is None or self._same is None or not (standing.note(self._all) and self.unchanged()):
+            return [Asked(self.unchanged)]
+        found = [Asked(standing.still, argument=(self._all,))] if rest else []
+        found.append(Asked(self._same))
+        if _grad() and self.tensors:
+            found.append(Asked(self._wants_none))
+        if self._asked or self._looked[0] or self._cells:
+            found.append(Asked(self._answers_stand))
+        return found
+
+    def _wants_none(self) -> bool:
+        """Whether no gradient is asked for."""
+        return not (self.tensors and _grad() and any(map(_wants_gradient, self.tensors)))
+
+    def _answers_stand(self) -> bool:
+        """Whether gradients are asked for of the same tensors, attributes and variables hold the same objects."""
         if self._asked and list(map(_wants_gradient, self._asked)) != self._answers:
             return False
         try:
-            same = self._same() if self._same is not None else self._look()
-            if same and self._looked[0]:
-                same = all(map(is_, map(getattr, *self._looked[:2], repeat(ABSENT)), self._looked[2]))
-            return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
+            looked = not self._looked[0] or all(
+                map(is_, map(getattr, *self._looked[:2], repeat(ABSENT)), self._looked[2])
+            )
+            return looked and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
         except ValueError:  # a variable holds nothing any more
             return False
+
+    def _tensors_stand(self) -> bool:
+        """Whether tensors are alike and watched ones stand, though some may have moved since somebody looked."""
+        if not self._alike() or self._weights and not self._weights_stand():
+            return False
+        if self._standing is not None:
+            self._standing.note(self._all)
+        return True
 
     def _weights_stand(self) -> bool:
         """Whether the watched tensors lie where they did, and nobody has written into them."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from tilewright.capture.aliasing.apart import PROVERS, Prover
 
 SOURCE = Path(__file__).parents[1] / "native" / "tensors.cpp"
-"""Stands before the text of a library that reads tensors."""
+"""Stands in front of the text of a library that reads tensors."""
 
 Reader = Callable[[Sequence[object], int], bool]
 """(list of arguments, address of a row of addresses, or 0) -> whether all inputs lie as wanted; their addresses then
@@ -50,7 +50,9 @@ class Python(ctypes.Structure):
         "PyCFunction_NewEx", "PyTuple_GetItem", "PyList_GetItem", "PyLong_AsUnsignedLongLong", "PyLong_FromLongLong",
         "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
         "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next", "PyObject_GenericGetDict", "PyErr_Clear",
-        "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults",
+        "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults", "PyTuple_Size", "PyObject_GetAttr",
+        "PyObject_VectorcallMethod", "PyList_AsTuple", "PyEval_SaveThread", "PyEval_RestoreThread",
+        "PyErr_Fetch", "PyErr_Restore",
     )  # fmt: skip
     OBJECTS = (None, True, False)
 
@@ -130,7 +132,7 @@ def table_of(
         held[k] = elements, sizes
         row.place, row.slot, row.rank, row.wanted, row.sizes = i.place, i.slot, len(i.shape), i.address, None
         if i.like is not None:
-            row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, _facts(i.like)
+            row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, facts_of(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
     table.rows, table.held, table.inputs = rows, held, tuple(inputs)
     return table
@@ -157,11 +159,11 @@ def attach(library: ctypes.CDLL) -> bool:
     except (AttributeError, LookupError, OSError):
         return False
     library.tw_attach_python(ctypes.byref(Python(*found, *map(id, Python.OBJECTS))), ctypes.byref(tensors))
-    if not _reads_well(_maker(library.tw_reader)):
+    if not _reads_well(maker(library.tw_reader)):
         return False
-    _makers[:] = [_maker(library.tw_reader)]
-    COMPARERS[:] = [_maker(library.tw_comparer)]
-    make = _maker(library.tw_prover)
+    _makers[:] = [maker(library.tw_reader)]
+    COMPARERS[:] = [maker(library.tw_comparer)]
+    make = maker(library.tw_prover)
     PROVERS[:] = [lambda tensors: _prover(make, tensors)]
     return True
 
@@ -173,7 +175,8 @@ def _prover(make: Maker, tensors: Sequence[tuple[int, int, bool]]) -> Prover:
     return found
 
 
-def _maker(function: Callable[..., object]) -> Maker:
+def maker(function: Callable[..., object]) -> Maker:
+    """What makes a callable of Python's by a native function."""
     address = ctypes.cast(function, ctypes.c_void_p).value  # pyright: ignore[reportArgumentType]
     assert address is not None
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
@@ -213,13 +216,20 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
-def _facts(t: Tensor) -> ctypes.Array[ctypes.c_int32]:
+def facts_of(t: Tensor) -> ctypes.Array[ctypes.c_int32]:
     """Numbers of a tensor's type and device, as torch's interface tells them."""
     found, library = (ctypes.c_int32 * len(Torch.FACTS))(), _library()
     handle = ctypes.c_void_p(id(t) + _offset(t, t._cdata))
     for k, name in enumerate(Torch.FACTS):
         getattr(library, name)(handle, ctypes.byref(found, k * ctypes.sizeof(ctypes.c_int32)))
     return found
+
+
+def sizes_address(t: Tensor) -> int:
+    """Where the sizes of a tensor stand."""
+    at = ctypes.c_void_p()
+    _library().aoti_torch_get_sizes(ctypes.c_void_p(id(t) + _offset(t, t._cdata)), ctypes.byref(at))
+    return at.value or 0
 
 
 def _torch() -> Torch:

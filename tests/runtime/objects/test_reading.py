@@ -14,8 +14,8 @@ from torch import Tensor
 from tilewright.capture.aliasing.apart import LieApart
 from tilewright.options import Options
 from tilewright.runtime.cpu.kernels import launchers
-from tilewright.runtime.plan import reading
-from tilewright.runtime.plan.reading import Lies, Reader, reader
+from tilewright.runtime.objects import reading
+from tilewright.runtime.objects.reading import Lies, Reader, reader
 from tilewright.runtime.store.cache import ContentStore, default_root
 
 
