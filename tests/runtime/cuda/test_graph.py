@@ -17,15 +17,17 @@ import torch
 from tests.support.cuda.fake_driver import STREAM
 from torch import Tensor
 
+from tilewright.capture.autograd.rng import may_draw
 from tilewright.errors import IndexOutOfRange
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import symbol
-from tilewright.ir.kernel import Cover
+from tilewright.ir.expr import integer, symbol
+from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.plan import Plan
 from tilewright.plan.build import build_plan
 from tilewright.runtime.cuda.driver import Device
-from tilewright.runtime.cuda.graph import Graphs, _Sizes
+from tilewright.runtime.cuda.graph import Graphs, _Sizes, draws_numbers, refusal
 from tilewright.runtime.cuda.replay import native
 from tilewright.runtime.cuda.replay.exits import Exit
 from tilewright.runtime.cuda.replay.native import Fixed, Shared, Written, native_replay, ports_of
@@ -216,3 +218,18 @@ def test_a_capture_without_memory_is_tried_again_once(failures: int) -> None:
             with pytest.raises(torch.OutOfMemoryError):
                 graphs._capture(mock.Mock(plan=plan), state, [])
             assert state.captured is None and not graphs.refused
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5])
+def test_attention_that_drops_nothing_draws_nothing(chance: float) -> None:
+    """Torch says of every attention that it may draw; what draws is replayed by torch, which counts the numbers."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert may_draw(attend)
+    b = Builder()
+    q = b.value((integer(1), integer(2), symbol("n"), integer(8)), f32)
+    one = tuple(integer(n) for n in (16, 8, 8, 1))
+    call = LibraryCall("attention", attend, (Operand(0),) * 3, (("dropout_p", chance),), (one,), "random")
+    (y,) = b.library(call, (q,), [(q.shape, f32)])
+    cover = Cover(b.finish((q,), (y,)), (LibraryStep(b.ops[-1]),))
+    plan = build_plan(cover, {}, ("n",))
+    assert draws_numbers(plan) is bool(chance) and not refusal(plan)

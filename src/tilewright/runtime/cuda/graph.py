@@ -24,7 +24,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tilewright.capture.autograd.rng import has_no_chance, may_draw
 from tilewright.errors import UnsupportedError
+from tilewright.ir.graph import LibraryCall
 from tilewright.plan.data import CallStep, Home, Plan
 from tilewright.runtime.plan.arguments import Argument, told_of_writes
 from tilewright.runtime.plan.known_sizes import Bound, Quick, Result, Shortest
@@ -62,7 +64,7 @@ def refusal(plan: Plan) -> str:
         if (
             isinstance(s, CallStep)
             and s.call.reason in UNCAPTURED
-            and not (s.call.reason == "random" and _is_seeded(s))
+            and not (s.call.reason == "random" and _is_seeded(s.call))
         ):
             why = getattr(s.call.function, "uncaptured", s.call.reason)
             if why:
@@ -70,7 +72,7 @@ def refusal(plan: Plan) -> str:
             continue
         if isinstance(s, CallStep) and s.call.is_collective:
             return f"{s.call.name} (other processes take part)"
-        if isinstance(s, CallStep) and not s.call.pure and not _is_seeded(s):
+        if isinstance(s, CallStep) and not s.call.pure and not _is_seeded(s.call):
             return f"{s.call.name} (has effects)"
     if any(b.home is Home.NUMBER for b in plan.buffers):
         return "a number is read back from the device"
@@ -80,14 +82,12 @@ def refusal(plan: Plan) -> str:
 def draws_numbers(plan: Plan) -> bool:
     """Whether a call may draw random numbers from torch's generator (dropout, attention with it, a loop of such steps).
     torch then counts them at each replay."""
-    return any(isinstance(s, CallStep) and _is_seeded(s) for segment in plan.segments for s in segment.steps)
+    calls = [s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
+    return any(_is_seeded(c) and not has_no_chance(c.function, c.args, dict(c.kwargs)) for c in calls)
 
 
-def _is_seeded(step: CallStep) -> bool:
-    function = step.call.function
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(
-        function, "draws", False
-    )
+def _is_seeded(call: LibraryCall) -> bool:
+    return may_draw(call.function) or getattr(call.function, "draws", False)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
