@@ -230,6 +230,6 @@ def test_attention_that_drops_nothing_draws_nothing(chance: float) -> None:
     one = tuple(integer(n) for n in (16, 8, 8, 1))
     call = LibraryCall("attention", attend, (Operand(0),) * 3, (("dropout_p", chance),), (one,), "random")
     (y,) = b.library(call, (q,), [(q.shape, f32)])
-    cover = Cover(b.finish((q,), (y,)), (LibraryStep(b.ops[-1]),))
+    cover = Cover(b.finish((q,), (y,)), (LibraryStep(b.ops[-1], choice=True),))
     plan = build_plan(cover, {}, ("n",))
     assert draws_numbers(plan) is bool(chance) and not refusal(plan)

@@ -145,8 +145,8 @@ class Runs(Protocol):
         """Flat results; the list of arguments is emptied."""
         ...
 
-    def shortest(self) -> Shortest:
-        """The shortest way to run like the call before."""
+    def shortest(self) -> Shortest | None:
+        """The shortest way to run like the call before; None where there may be a much shorter one soon."""
         ...
 
 
@@ -185,7 +185,7 @@ class Direct:
         """The native function for calls like this one, which this way has just served; it returns `LONG_WAY` for
         others. None where there is none, or none that is shorter than the one made before."""
         found = self.executable.shortest()
-        if found.run is self._known or self._around is None:
+        if found is None or found.run is self._known or self._around is None:
             return None
         self._known = found.run
         seen = frozenset(id(self._template[k]) for k in found.looked_at)

@@ -118,10 +118,13 @@ class CudaExecutable(Executable):
         """Itself."""
         return self
 
-    def shortest(self) -> Shortest:
-        """The replay of the sizes seen last, where that is one native call."""
-        replay = None if self.graphs is None or self._recent is None else self.graphs.quick(self._recent)
-        return replay or Shortest(self)
+    def shortest(self) -> Shortest | None:
+        """The replay of the sizes seen last, where that is one native call; None while there may be one later."""
+        if self.graphs is None or self.graphs.refused or self._recent is None:
+            return Shortest(self)
+        if not self.graphs.has(self._recent):
+            return None
+        return self.graphs.quick(self._recent) or Shortest(self)
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found

@@ -176,6 +176,11 @@ class Graphs:
             assert state.captured is not None
             return self._replay(state, state.captured, args, plain.plan)
 
+    def has(self, bound: Bound) -> bool:
+        """Whether there is a graph of these sizes."""
+        state = self._sizes.get(bound)
+        return state is not None and state.captured is not None
+
     def quick(self, bound: Bound) -> Shortest | None:
         """What replays the graph of these sizes as one native call; None where nothing does."""
         state = self._sizes.get(bound)

@@ -119,7 +119,7 @@ class Executable:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def shortest(self) -> Shortest:
+    def shortest(self) -> Shortest | None:
         """Itself."""
         return Shortest(self)
 
