@@ -6,7 +6,7 @@ narrow blocks, and a norm of what is pooled that goes row by row, stand beside i
 
 # Triton's decorated functions have no types.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownMemberType=false
-# pyright: reportUntypedFunctionDecorator=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
