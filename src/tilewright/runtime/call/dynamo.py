@@ -349,9 +349,11 @@ class TracedWay(ReportsOfParts):
             if reads.within(before.reads):
                 return before
             reads.add(before.reads)
+        elif self._around is not None:
+            self._around.end()
         around = Surroundings(self.target, reads)
         if before is not None:
-            around.watch(before.versions.values())
+            around.follow(before)
         return around if around.known else None
 
 
