@@ -349,11 +349,9 @@ class TracedWay(ReportsOfParts):
             if reads.within(before.reads):
                 return before
             reads.add(before.reads)
-        elif self._around is not None:
-            self._around.end()
         around = Surroundings(self.target, reads)
         if before is not None:
-            around.follow(before)
+            around.watch(before.versions.values())
         return around if around.known else None
 
 

@@ -204,6 +204,10 @@ class Direct:
         self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
         self._known: Quick | None = None
 
+    def unchanged(self) -> bool:
+        """Whether what the program reads besides its arguments is as it was."""
+        return self._around is None or self._around.unchanged()
+
     def known_call(
         self, key: Sequence[object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Callable[..., object] | None:
@@ -239,9 +243,7 @@ class Direct:
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
-        meets another one, or a frozen tensor, or if what the program reads is no longer what it was."""
-        if self._around is not None and self._around.ended:
-            return LONG_WAY
+        meets another one, or a frozen tensor."""
         args = self._arguments(leaves)
         written = self.executable.written
         if written and self._do_meet(args, written):

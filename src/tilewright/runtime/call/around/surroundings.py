@@ -43,7 +43,6 @@ class Surroundings:
         self.versions: dict[int, tuple[Tensor, int, int]] = {}
         """What `watch` was told of."""
         self._likes: list[Tensor] = []
-        self._state = [True]
         self.watch(())
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         found = reached(target)
@@ -122,20 +121,6 @@ class Surroundings:
             Lies(k, 0, tuple(t.shape), t.stride(), address) for k, (t, address, _) in enumerate(found)
         ])  # fmt: skip
         self._look_at()
-
-    def follow(self, before: Surroundings) -> None:
-        """Take over what `before`, of the same time, was told to watch. Both end together."""
-        self.watch(before.versions.values())
-        self._state = before._state
-
-    def end(self) -> None:
-        """They have changed: whatever rests on these, or on those that they follow, no longer holds."""
-        self._state[0] = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether they were seen to have changed."""
-        return not self._state[0]
 
     def _look_at(self) -> None:
         """Make what looks at all tensors at once."""
