@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
 from tilewright.runtime.plan.arguments import Argument, in_dual_level
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.known_sizes import Quick, Result, Shortest
+from tilewright.runtime.plan.known_sizes import Quick, Result
 
 from .around.surroundings import Surroundings
 
@@ -168,10 +168,6 @@ class Runs(Protocol):
         """Flat results; the list of arguments is emptied."""
         ...
 
-    def shortest(self, args: Sequence[Argument]) -> Shortest:
-        """The shortest way to run calls of the sizes of `args`."""
-        ...
-
 
 class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
@@ -213,8 +209,10 @@ class Direct:
     ) -> Callable[..., object] | None:
         """The native function for calls like this one, with this key, which this way has just served; it returns
         `LONG_WAY` for others. None where there is none, or none that is shorter than the one made before."""
+        if self._around is None or not isinstance(self.executable, Executable):
+            return None
         found = self.executable.shortest(self._arguments((*args, *kwargs.values())))
-        if found.run is self._known or self._around is None:
+        if found.run is self._known:
             return None
         self._known = found.run
         seen = frozenset(id(self._template[k]) for k in found.looked_at)
