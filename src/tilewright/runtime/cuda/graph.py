@@ -253,7 +253,7 @@ class Graphs:
         quick = None
         if ports is not None and self._device is not None and not self._seeded:
             rest = self._make, self._written
-            quick = native_replay(self._device, instance, ports, fixed, state.shared, rest)
+            quick = native_replay(self._device, graph, ports, fixed, state.shared, rest)
         state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, lent_by(exits), quick)
 
     def _written_down(
@@ -279,23 +279,29 @@ class Graphs:
                 torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
             last[0] = stream
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
+
+        def results() -> list[Tensor]:
+            return [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
+
         with torch.no_grad():
+            # What writes into its inputs may run once only: a call for whose results there was no memory is made again.
+            made = None if self._written is None else results()
             copy_all(found.held, given)
             if self._device is not None and not self._seeded:
                 self._device.replay(found.instance, stream)
             else:
                 with torch.cuda.device(plan.device):
                     found.graph.replay()
+            if self._written is not None:
+                self._written(args)
             for k, t, own in zip(found.moving, given, found.held, strict=True):
                 if k in plan.written:
                     t.copy_(own)
-            made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
+            made = results() if made is None else made
             copy_all(made, found.copied)
-            results = [leave(e, args, made) for e in found.exits]
-        if self._written is not None:
-            self._written(args)
+            left = [leave(e, args, made) for e in found.exits]
         args.clear()
-        return results
+        return left
 
 
 @contextlib.contextmanager

@@ -39,17 +39,17 @@ struct tw_known_call {
 namespace {
 const size_t ITSELF = 1;  // one argument: the object whose method is called
 
-// Whether what is found, which may be null with an error set, is `wanted`.
-bool is(tw_object found, tw_object wanted) {
-  if (found) {
-    python.drop(found);
-  } else {
-    python.forget();
-  }
-  return found == wanted;
+enum Said { FAILED = -1, NO, YES };  // FAILED: an error is set, as of a signal that came meanwhile
+
+// Whether what is found is `wanted`; null is an error.
+Said is(tw_object found, tw_object wanted) {
+  if (!found) return FAILED;
+  python.drop(found);
+  return found == wanted ? YES : NO;
 }
 
-bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
+// Whether an argument is what was brought, as far as nothing of Python's is asked.
+bool is_like(const tw_brought& b, tw_object x) {
   if (b.value) return x == b.value;
   if (*(tw_object*)((char*)x + torch.type) != b.type) return false;
   void* handle = (char*)x + torch.handle;
@@ -61,8 +61,13 @@ bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
     if (sizes[d] != b.sizes[d] || strides[d] != b.strides[d]) return false;
   }
   if (torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) || torch.device_number(handle, &facts[2])) return false;
-  if (memcmp(facts, b.facts, sizeof facts)) return false;
-  return is(python.attribute(x, w->gradient), b.wants_gradient) && is(python.method(w->negated, &x, ITSELF, nullptr), python.no);
+  return !memcmp(facts, b.facts, sizeof facts);
+}
+
+// Whether a tensor asks for gradients as that one did, and is kept as it is. A mode of torch's would see this.
+Said answers(const tw_known_call* w, const tw_brought& b, tw_object x) {
+  Said same = is(python.attribute(x, w->gradient), b.wants_gradient);
+  return same == YES ? is(python.method(w->negated, &x, ITSELF, nullptr), python.no) : same;
 }
 
 bool is_named(const tw_known_call* w, tw_object names) {
@@ -74,16 +79,24 @@ bool is_named(const tw_known_call* w, tw_object names) {
   return true;
 }
 
-bool is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
-  if (positional != w->positional || !is_named(w, names)) return false;
+// Tensors are asked last: by then it is known that no mode is there.
+Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
+  if (positional != w->positional || !is_named(w, names)) return NO;
   for (int64_t k = 0; k < w->count; k++) {
-    if (!is_like(w, w->brought[k], args[k])) return false;
+    if (!is_like(w->brought[k], args[k])) return NO;
+    for (int64_t j = 0; j < k && !w->brought[k].value; j++) {
+      if (args[j] == args[k]) return NO;  // a program may ask whether two tensors are one: here they were not
+    }
   }
-  for (int64_t k = 0; k < w->asks; k++) {
+  Said same = YES;
+  for (int64_t k = 0; k < w->asks && same == YES; k++) {
     const tw_asked& a = w->asked[k];
-    if (!is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer)) return false;
+    same = is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer);
   }
-  return true;
+  for (int64_t k = 0; k < w->count && same == YES; k++) {
+    if (!w->brought[k].value) same = answers(w, w->brought[k], args[k]);
+  }
+  return same;
 }
 
 tw_object other(const tw_known_call* w) {
@@ -109,7 +122,8 @@ tw_object returned(const tw_known_call* w, tw_object results) {
 // and nothing has run, where this is another call.
 tw_object known_call(tw_object self, tw_object const* args, intptr_t positional, tw_object names) {
   const tw_known_call* w = (const tw_known_call*)(uintptr_t)python.number(python.first(self, 0));
-  if (!is_known(w, args, positional, names)) return other(w);
+  Said known = is_known(w, args, positional, names);
+  if (known != YES) return known == NO ? other(w) : nullptr;
   tw_object list = python.list(w->arguments);
   if (!list) return nullptr;
   for (int64_t k = 0; k < w->arguments; k++) {

@@ -125,13 +125,20 @@ class Surroundings:
     def _look_at(self) -> None:
         """Make what looks at all tensors at once."""
         self._all: list[object] = [*self._likes, *self._weights]
+        self._standings: dict[tuple[int, ...], Standing] = {}
+        """What looks at some of all tensors, by their numbers."""
         self._standing = self._standing_of(range(len(self._all)))
 
     def _standing_of(self, places: Sequence[int]) -> Standing | None:
         """What looks at some of all tensors; those that are watched must not be written."""
-        first = len(self._likes)
-        counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
-        return standing(places, frozenset(counted))
+        found = self._standings.get(tuple(places))
+        if found is None:
+            first = len(self._likes)
+            counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
+            found = standing(places, frozenset(counted))
+            if found is not None:
+                self._standings[tuple(places)] = found
+        return found
 
     @property
     def watched(self) -> Sequence[Tensor]:
@@ -188,8 +195,8 @@ class Surroundings:
         """Whether tensors are alike and watched ones stand, though some may have moved since somebody looked."""
         if not self._alike() or self._weights and not self._weights_stand():
             return False
-        if self._standing is not None:
-            self._standing.note(self._all)
+        for look in self._standings.values():  # those of known calls, too: they need not be made again
+            look.note(self._all)
         return True
 
     def _weights_stand(self) -> bool:
