@@ -187,14 +187,21 @@ ANYWHERE = (1 << 64) - 1
 
 
 def alike(tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """Whether tensors still have the sizes, strides, types and devices that they have now."""
+    """Whether tensors still have the sizes, strides, types and devices that they have now, and none is kept negated
+    that was not."""
     now = list(map(_shown, tensors))
+    negated = list(map(Tensor.is_neg, tensors))
     plain = all(type(t) in Torch.TYPES and t.layout is torch.strided for t in tensors)
     lies = (
         [Lies(k, 0, tuple(t.shape), t.stride(), ANYWHERE, t) for k, t in enumerate(tensors)] if plain else []
     )
     read, held = reader(lies) if plain else None, list(tensors)
-    return lambda: (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+
+    def still() -> bool:
+        same = (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+        return same and list(map(Tensor.is_neg, held)) == negated
+
+    return still
 
 
 def _shown(t: Tensor) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from tilewright.runtime.objects.known_call import Asked
 from tilewright.runtime.objects.reading import Lies, alike, reader
 from tilewright.runtime.objects.standing import Standing, standing
 
-from .held import ABSENT, Held, comparer
+from .held import ABSENT, Held, comparer, entry
 from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
 from .reads import Reads, identity
 
@@ -39,6 +39,7 @@ class Surroundings:
         self._dicts: list[Mapping[Any, object]] = []
         self._names: list[object] = []
         self._values: list[object] = []
+        self._noted: set[tuple[int, str]] = set()
         self._counted: list[Mapping[Any, object]] = list(global_hooks())
         self.versions: dict[int, tuple[Tensor, int, int]] = {}
         """What `watch` was told of."""
@@ -49,10 +50,8 @@ class Surroundings:
         self._modules = [x for x in found if isinstance(x, torch.nn.Module)]
         for module in self._modules:
             self._module(module)
-        for owner, name in dict.fromkeys(
-            m for c in dict.fromkeys(map(type, self._modules)) for m in methods_of(c)
-        ):
-            self._add(vars(owner), [name])
+        for kind in dict.fromkeys(map(type, self._modules)):
+            self._methods(kind)
         functions = [x for x in found if isinstance(x, types.FunctionType)]
         for function in functions:
             self._add(function.__globals__, globals_of(function))
@@ -75,7 +74,8 @@ class Surroundings:
         self._lists = list(reads.lists.values())
         self._rows = self._held()
         self._sizes = [len(h.dict) if h.counted else -1 for h in self._rows]
-        self._owners, self._functions = list(reads.owners.values()), list(reads.functions.values())
+        owners = {id(m): (m, vars(m)) for m in self._modules} | reads.owners
+        self._owners, self._functions = list(owners.values()), list(reads.functions.values())
         self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions)
 
     def _held(self) -> list[Held]:
@@ -104,10 +104,18 @@ class Surroundings:
             self._counted.append(held)
         self._counted.append(vars(module))
 
+    def _methods(self, kind: type) -> None:
+        """Note what a class of modules calls, and that no class before the one that defines it has it as well."""
+        for owner, name in methods_of(kind):
+            for c in kind.__mro__[: kind.__mro__.index(owner) + 1]:
+                if (identity(vars(c)), name) not in self._noted:
+                    self._noted.add((identity(vars(c)), name))
+                    self._add(vars(c), [name])
+
     def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
         self._dicts += [held] * len(names)
         self._names += names
-        self._values += [held[n] for n in names]
+        self._values += [entry(held, n) for n in names]
 
     def watch(self, versions: Iterable[tuple[Tensor, int, int]]) -> None:
         """Also compare address and version of these tensors (version -1: it has none)."""
