@@ -37,14 +37,14 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
-    arrays and scalars of numpy (which stand for tensors) and tensors kept negated or conjugated (kernels and calls
-    would read the wrong sign), under modes and transforms of torch, which want to see every op or function (a default
+    arrays and scalars of numpy (which stand for tensors) and tensors that are not kept as they are (kernels and calls
+    would read the wrong sign, or no memory), under modes and transforms of torch, which want to see every op or function (a default
     device is one), and under autocast, which would change calls."""
     if _modes() or _function_modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
-        if isinstance(a, Tensor) and not (a.is_neg() or a.is_conj())
+        if isinstance(a, Tensor) and _lies_plain(a)
         else _plain(a)
         for a in args
     ]
@@ -52,6 +52,12 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
     return (_grad(), _default_type(), _deterministic(), _rounds(), *parts)
+
+
+def _lies_plain(t: Tensor) -> bool:
+    """Whether the memory of a tensor holds its numbers: neither negated ones nor conjugates, and not in a form of its
+    own."""
+    return t.layout is torch.strided and not (t.is_neg() or t.is_conj() or t._is_zerotensor())
 
 
 def _rounds() -> bool:
@@ -75,7 +81,7 @@ def _plain(value: object) -> tuple[object, ...]:
     if isinstance(value, np.generic):
         raise TypeError("a scalar of numpy stands for a tensor")
     if isinstance(value, Tensor):
-        raise TypeError("a tensor is kept negated or conjugated")
+        raise TypeError("a tensor is not kept as it is")
     if kind.__hash__ is None:
         raise TypeError("what may change has no key")
     return kind, _TheSame(value)
@@ -83,7 +89,7 @@ def _plain(value: object) -> tuple[object, ...]:
 
 def _part(value: object) -> tuple[object, ...]:
     """An item of a tuple: of a tensor, that it is this one too, as graphs take in only what is given itself."""
-    if isinstance(value, Tensor) and not (value.is_neg() or value.is_conj()):
+    if isinstance(value, Tensor) and _lies_plain(value):
         return _TheSame(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     return _plain(value)
 
@@ -180,6 +186,10 @@ class Direct:
         self._all = not self._single and [r.result for r in order] == list(range(len(order)))
         self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
         self._known: Quick | None = None
+
+    def unchanged(self) -> bool:
+        """Whether what the program reads besides its arguments is as it was."""
+        return self._around is None or self._around.unchanged()
 
     def known_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object] | None:
         """The native function for calls like this one, which this way has just served; it returns `LONG_WAY` for

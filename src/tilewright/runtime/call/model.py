@@ -177,13 +177,13 @@ class CompiledModel:
         key: tuple[object, ...] | None,
         short: Short | None,
     ) -> object:
-        if short is not None and self._way.unchanged():
+        if short is not None and self._stands(short):
             result = short((*args, *kwargs.values()) if kwargs else args, out)
             if result is not LONG_WAY:
                 if key is not None and isinstance(short, Direct):
                     self._shorten(key, short, args, kwargs)
                 return result
-        elif self._short and not self._way.unchanged():
+        elif short is not None or (self._short and not self._way.unchanged()):
             self._short.clear()
             self._known.clear()
             self._calls = ()
@@ -193,6 +193,11 @@ class CompiledModel:
                 self._short.clear()
             self._short[key] = found
         return result
+
+    def _stands(self, short: Short) -> bool:
+        """Whether what a short way relies on besides arguments is still so. Each is asked itself: the target's way may
+        meanwhile serve what has changed, for a copy of this model or for another thread."""
+        return short.unchanged() if isinstance(short, Direct) else self._way.unchanged()
 
     def _shorten(
         self, key: tuple[object, ...], short: Direct, args: tuple[object, ...], kwargs: dict[str, object]

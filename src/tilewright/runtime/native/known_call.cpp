@@ -9,6 +9,7 @@ struct tw_brought {  // an argument
   int64_t rank;
   const int64_t *sizes, *strides;
   int32_t facts[3];  // type, kind and number of the device
+  uint64_t keys;     // the ways in which it is kept, but those that do not matter
 };
 
 struct tw_asked {  // a function, what it is given (null: nothing), and the very object that it must return
@@ -33,21 +34,11 @@ struct tw_known_call {
   tw_object run, arrange;     // list of arguments -> list of results, None where it does not; that list -> what is returned
   int64_t alone;              // the number of the result that is returned; TOGETHER: all of them, as a tuple
   tw_object otherwise;        // returned where this is another call, or the plan does not run so
-  tw_object gradient, negated;  // the names of what a tensor is asked
+  tw_object gradient;         // the name of what a tensor is asked
+  uint64_t all_but;           // the ways in which a tensor may be kept without another result
 };
 
 namespace {
-const size_t ITSELF = 1;  // one argument: the object whose method is called
-
-// Whether what is found, which may be null with an error set, is `wanted`.
-bool is(tw_object found, tw_object wanted) {
-  if (found) {
-    python.drop(found);
-  } else {
-    python.forget();
-  }
-  return found == wanted;
-}
 
 bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   if (b.value) return x == b.value;
@@ -62,7 +53,14 @@ bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   }
   if (torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) || torch.device_number(handle, &facts[2])) return false;
   if (memcmp(facts, b.facts, sizeof facts)) return false;
-  return is(python.attribute(x, w->gradient), b.wants_gradient) && is(python.method(w->negated, &x, ITSELF, nullptr), python.no);
+  if ((*(uint64_t*)(*(char**)handle + words.keys) & ~w->all_but) != b.keys) return false;
+  tw_object wants = python.attribute(x, w->gradient);
+  if (wants) {
+    python.drop(wants);
+  } else {
+    python.forget();
+  }
+  return wants == b.wants_gradient;
 }
 
 bool is_named(const tw_known_call* w, tw_object names) {
@@ -79,11 +77,21 @@ bool is_known(const tw_known_call* w, tw_object const* args, intptr_t positional
   for (int64_t k = 0; k < w->count; k++) {
     if (!is_like(w, w->brought[k], args[k])) return false;
   }
+  return true;
+}
+
+enum Answer { YES, NO, ERROR };
+
+// Whether all that is asked is answered as it was. An error that is raised there stays set: it may be an interrupt.
+Answer answers(const tw_known_call* w) {
   for (int64_t k = 0; k < w->asks; k++) {
     const tw_asked& a = w->asked[k];
-    if (!is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer)) return false;
+    tw_object found = python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr);
+    if (!found) return ERROR;
+    python.drop(found);
+    if (found != a.answer) return NO;
   }
-  return true;
+  return YES;
 }
 
 tw_object other(const tw_known_call* w) {
@@ -110,6 +118,8 @@ tw_object returned(const tw_known_call* w, tw_object results) {
 tw_object known_call(tw_object self, tw_object const* args, intptr_t positional, tw_object names) {
   const tw_known_call* w = (const tw_known_call*)(uintptr_t)python.number(python.first(self, 0));
   if (!is_known(w, args, positional, names)) return other(w);
+  Answer answer = answers(w);
+  if (answer != YES) return answer == NO ? other(w) : nullptr;
   tw_object list = python.list(w->arguments);
   if (!list) return nullptr;
   for (int64_t k = 0; k < w->arguments; k++) {

@@ -38,7 +38,6 @@ struct tw_python {
   tw_object (*named)(tw_object function);
   intptr_t (*tuple_size)(tw_object tuple);
   tw_object (*attribute)(tw_object object, tw_object name);
-  tw_object (*method)(tw_object name, tw_object const* args, size_t count, tw_object names);
   tw_object (*tuple_of)(tw_object list);
   void* (*let_go)();  // of the interpreter's lock
   void (*wait_for)(void* thread);
