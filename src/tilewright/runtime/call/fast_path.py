@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
-from tilewright.plan.data import Spec
+from tilewright.plan.data import Home, Plan, Spec
 from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
 from tilewright.runtime.plan.arguments import Argument, in_dual_level
@@ -128,7 +128,7 @@ class Returned:
     """A leaf of what the program returns: result number `result`, or the plain value `plain` if that is negative."""
 
     result: int
-    plain: None | bool | int | float | str = None
+    plain: None | bool | int | float | str | torch.Size = None
 
 
 Short = Callable[[Sequence[object], Sequence[Tensor] | None], object]
@@ -260,6 +260,13 @@ def without_scalars(executable: Executable) -> Executable | None:
     return executable.rebound(bindings)
 
 
+def _measures(plan: Plan) -> bool:
+    """Whether it finds numbers in what tensors hold: sizes of results, or items."""
+    return any(segment.measures for segment in plan.segments) or any(
+        b.home is Home.NUMBER for b in plan.buffers
+    )
+
+
 def direct_of(
     executable: Executable,
     given: Sequence[object],
@@ -286,16 +293,18 @@ def direct_of(
             picks.append(Pick(-1, fixed[id(a)]))
         else:
             return None
-    out_leaves, spec = pytree.tree_flatten(returned)
+    out_leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda x: isinstance(x, torch.Size))
     at = {id(r): k for k, r in enumerate(results) if isinstance(r, Tensor)}
     order: list[Returned] = []
     for x in out_leaves:
         if id(x) in at:
             order.append(Returned(at[id(x)]))
-        elif x is None or isinstance(x, (bool, int, float, str)):
+        elif x is None or isinstance(x, (bool, int, float, str, torch.Size)):
             order.append(Returned(-1, x))
         else:
             return None
     if spec.is_leaf() and order[0].result < 0:
         return None
+    if _measures(executable.plan) and any(isinstance(r.plain, (int, float, torch.Size)) for r in order):
+        return None  # numbers may depend on what tensors hold, which no key knows
     return Direct(executable, picks, order, spec, around)

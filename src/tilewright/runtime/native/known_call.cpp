@@ -39,6 +39,15 @@ struct tw_known_call {
 };
 
 namespace {
+// Whether what is found, which may be null with an error set, is `wanted`.
+bool is(tw_object found, tw_object wanted) {
+  if (found) {
+    python.drop(found);
+  } else {
+    python.forget();
+  }
+  return found == wanted;
+}
 
 bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   if (b.value) return x == b.value;
@@ -54,13 +63,7 @@ bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   if (torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) || torch.device_number(handle, &facts[2])) return false;
   if (memcmp(facts, b.facts, sizeof facts)) return false;
   if ((*(uint64_t*)(*(char**)handle + words.keys) & ~w->all_but) != b.keys) return false;
-  tw_object wants = python.attribute(x, w->gradient);
-  if (wants) {
-    python.drop(wants);
-  } else {
-    python.forget();
-  }
-  return wants == b.wants_gradient;
+  return is(python.attribute(x, w->gradient), b.wants_gradient);
 }
 
 bool is_named(const tw_known_call* w, tw_object names) {

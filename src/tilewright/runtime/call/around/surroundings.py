@@ -133,10 +133,20 @@ class Surroundings:
     def _look_at(self) -> None:
         """Make what looks at all tensors at once."""
         self._all: list[object] = [*self._likes, *self._weights]
-        self._standing = self._standing_of(range(len(self._all)))
+        self._standings: dict[tuple[int, ...], Standing] = {}
+        self._standing = self._standing_of(tuple(range(len(self._all))))
 
-    def _standing_of(self, places: Sequence[int]) -> Standing | None:
-        """What looks at some of all tensors; those that are watched must not be written."""
+    def _standing_of(self, places: tuple[int, ...]) -> Standing | None:
+        """What looks at some of all tensors, as long as they can be looked at so."""
+        if places not in self._standings:
+            made = self._new_standing(places)
+            if made is None:
+                return None
+            self._standings[places] = made
+        return self._standings[places]
+
+    def _new_standing(self, places: tuple[int, ...]) -> Standing | None:
+        """The same, with nothing noted; tensors that are watched must not be written."""
         first = len(self._likes)
         counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
         return standing(places, frozenset(counted))
@@ -164,11 +174,13 @@ class Surroundings:
     def guards(self, seen: frozenset[int]) -> list[Asked]:
         """The same as what a known call asks, one by one; it may say no where `unchanged` says yes after a longer look.
         Who asks sees of the tensors with the ids `seen` himself what they are."""
-        rest = [k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen]
-        standing = self._standing_of(rest)
-        if standing is None or self._same is None or not (standing.note(self._all) and self.unchanged()):
+        rest = tuple([k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen])
+        looks = self._standing_of(rest)
+        if looks is None or self._same is None or not (self.unchanged() and self._tensors_stand()):
             return [Asked(self.unchanged)]
-        found = [Asked(standing.still, argument=(self._all,))] if rest else []
+        if not looks.still(self._all):
+            return [Asked(self.unchanged)]
+        found = [Asked(looks.still, argument=(self._all,))] if rest else []
         found.append(Asked(self._same))
         if _grad() and self.tensors:
             found.append(Asked(self._wants_none))
@@ -194,10 +206,15 @@ class Surroundings:
 
     def _tensors_stand(self) -> bool:
         """Whether tensors are alike and watched ones stand, though some may have moved since somebody looked."""
+        made = [(old, self._new_standing(places)) for places, old in list(self._standings.items())]
+        noted = [(old, new) for old, new in made if new is not None and new.note(self._all)]
         if not self._alike() or self._weights and not self._weights_stand():
             return False
-        if self._standing is not None:
-            self._standing.note(self._all)
+        for old, new in noted:
+            if new.still(self._all):  # no thread changed one while others were looked at
+                old.take(new)
+        if len(noted) < len(made):  # some cannot be noted: each look would make all of this in vain
+            self._standings, self._standing = {}, None
         return True
 
     def _weights_stand(self) -> bool:
