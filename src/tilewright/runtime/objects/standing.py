@@ -35,7 +35,9 @@ class Words(ctypes.Structure):
     strides, start, type, device and the ways in which it is kept follow), to what counts writes, and to these ways; of
     a storage to its address, and of what counts to the number."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("storage", "form", "counter", "keys", "data", "writes"))
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("storage", "form", "counter", "keys", "data", "writes")
+    )
 
 
 class _Seen(ctypes.Structure):
