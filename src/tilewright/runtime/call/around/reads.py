@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from .held import ABSENT, Held, HeldFunction, HeldList, entry, keys, plain
@@ -161,7 +160,7 @@ class Reads:
             return None
         if not isinstance(held, dict):
             raise NotWatched
-        if not isinstance(of, (torch.nn.Module, types.ModuleType)):
+        if not isinstance(of, types.ModuleType):
             self.owners[id(of)] = of, held
         return cast(dict[Any, object], held)
 
