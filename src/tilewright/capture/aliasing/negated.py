@@ -27,11 +27,21 @@ def around_negated(build: Build) -> Build:
     def one(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
         live = [n for n in gm.graph.find_nodes(op="placeholder") if n.name not in frozen]
         taken = [k for k, n in enumerate(live) if _may_be(n)]
-        runner = build(gm, kind, {name: t.resolve_neg() for name, t in frozen.items()})
+        runner = build(gm, kind, {name: unnegated(t) for name, t in frozen.items()})
         targets = find_written(gm)
         return _plain(runner, {k: live[k] in targets for k in taken}) if taken else runner
 
     return one
+
+
+def unnegated(t: Tensor) -> Tensor:
+    """`t`, or the same numbers in plain memory, with the strides of `t`: graphs are made for these."""
+    if not t.is_neg():
+        return t
+    made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())
+    made[once].copy_(t[once])
+    return made
 
 
 def _may_be(node: fx.Node) -> bool:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.aliasing.negated import unnegated
 from tilewright.capture.described import Signature
 from tilewright.capture.exported import Exported
 from tilewright.capture.signature import signature_of_program
@@ -49,7 +50,7 @@ class ProgramWay(ReportsOfParts):
         self.title = "an exported program"
         names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
         frozen = program.weights if freeze else {}
-        self.built = build(program.gm, {name: t.resolve_neg() for name, t in frozen.items()})
+        self.built = build(program.gm, {name: unnegated(t) for name, t in frozen.items()})
         held = {**program.state, **({} if freeze else program.weights)}
         flat = {name: k for k, name in enumerate(program.inputs)}
         form = CallForm(

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
-from tilewright.plan.data import Spec
+from tilewright.plan.data import Home, Plan, Spec
 from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
 from tilewright.runtime.plan.arguments import Argument, in_dual_level
@@ -37,8 +37,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
-    arrays and scalars of numpy (which stand for tensors) and tensors kept negated or conjugated (kernels and calls
-    would read the wrong sign), under modes and transforms of torch, which want to see every op or function (a default
+    arrays and scalars of numpy (which stand for tensors) and tensors that are not kept as they are (kernels and calls
+    would read the wrong sign, or no memory), under modes and transforms of torch, which want to see every op or function (a default
     device is one), and under autocast, which would change calls."""
     if _modes() or _function_modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
@@ -48,7 +48,7 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
 def _parts(args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
-        if isinstance(a, Tensor) and not (a.is_neg() or a.is_conj())
+        if isinstance(a, Tensor) and _lies_plain(a)
         else _plain(a)
         for a in args
     ]
@@ -72,6 +72,12 @@ def _repeats(args: Sequence[object]) -> bool:
         if isinstance(x, Tensor)
     ]
     return len(set(found)) < len(found)
+
+
+def _lies_plain(t: Tensor) -> bool:
+    """Whether the memory of a tensor holds its numbers: neither negated ones nor conjugates, and not in a form of its
+    own."""
+    return t.layout is torch.strided and not (t.is_neg() or t.is_conj() or t._is_zerotensor())
 
 
 def _rounds() -> bool:
@@ -98,7 +104,7 @@ def _plain(value: object) -> tuple[object, ...]:
     if isinstance(value, np.generic):
         raise TypeError("a scalar of numpy stands for a tensor")
     if isinstance(value, Tensor):
-        raise TypeError("a tensor is kept negated or conjugated")
+        raise TypeError("a tensor is not kept as it is")
     if kind.__hash__ is None:
         raise TypeError("what may change has no key")
     return kind, _TheSame(value)
@@ -106,7 +112,7 @@ def _plain(value: object) -> tuple[object, ...]:
 
 def _part(value: object) -> tuple[object, ...]:
     """An item of a tuple: of a tensor, that it is this one too, as graphs take in only what is given itself."""
-    if isinstance(value, Tensor) and not (value.is_neg() or value.is_conj()):
+    if isinstance(value, Tensor) and _lies_plain(value):
         return _TheSame(value), value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     return _plain(value)
 
@@ -145,7 +151,7 @@ class Returned:
     """A leaf of what the program returns: result number `result`, or the plain value `plain` if that is negative."""
 
     result: int
-    plain: None | bool | int | float | str = None
+    plain: None | bool | int | float | str | torch.Size = None
 
 
 Short = Callable[[Sequence[object], Sequence[Tensor] | None], object]
@@ -281,6 +287,13 @@ def without_scalars(executable: Executable) -> Executable | None:
     return executable.rebound(bindings)
 
 
+def _measures(plan: Plan) -> bool:
+    """Whether it finds numbers in what tensors hold: sizes of results, or items."""
+    return any(segment.measures for segment in plan.segments) or any(
+        b.home is Home.NUMBER for b in plan.buffers
+    )
+
+
 def direct_of(
     executable: Executable,
     given: Sequence[object],
@@ -307,16 +320,18 @@ def direct_of(
             picks.append(Pick(-1, fixed[id(a)]))
         else:
             return None
-    out_leaves, spec = pytree.tree_flatten(returned)
+    out_leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda x: isinstance(x, torch.Size))
     at = {id(r): k for k, r in enumerate(results) if isinstance(r, Tensor)}
     order: list[Returned] = []
     for x in out_leaves:
         if id(x) in at:
             order.append(Returned(at[id(x)]))
-        elif x is None or isinstance(x, (bool, int, float, str)):
+        elif x is None or isinstance(x, (bool, int, float, str, torch.Size)):
             order.append(Returned(-1, x))
         else:
             return None
     if spec.is_leaf() and order[0].result < 0:
         return None
+    if _measures(executable.plan) and any(isinstance(r.plain, (int, float, torch.Size)) for r in order):
+        return None  # numbers may depend on what tensors hold, which no key knows
     return Direct(executable, picks, order, spec, around)

@@ -9,6 +9,7 @@ struct tw_brought {  // an argument
   int64_t rank;
   const int64_t *sizes, *strides;
   int32_t facts[3];  // type, kind and number of the device
+  uint64_t keys;     // the ways in which it is kept, but those that do not matter
 };
 
 struct tw_asked {  // a function, what it is given (null: nothing), and the very object that it must return
@@ -33,12 +34,11 @@ struct tw_known_call {
   tw_object run, arrange;     // list of arguments -> list of results, None where it does not; that list -> what is returned
   int64_t alone;              // the number of the result that is returned; TOGETHER: all of them, as a tuple
   tw_object otherwise;        // returned where this is another call, or the plan does not run so
-  tw_object gradient, negated;  // the names of what a tensor is asked
+  tw_object gradient;         // the name of what a tensor is asked
+  uint64_t all_but;           // the ways in which a tensor may be kept without another result
 };
 
 namespace {
-const size_t ITSELF = 1;  // one argument: the object whose method is called
-
 enum Said { FAILED = -1, NO, YES };  // FAILED: an error is set, as of a signal that came meanwhile
 
 // Whether what is found is `wanted`; null is an error.
@@ -49,7 +49,7 @@ Said is(tw_object found, tw_object wanted) {
 }
 
 // Whether an argument is what was brought, as far as nothing of Python's is asked.
-bool is_like(const tw_brought& b, tw_object x) {
+bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   if (b.value) return x == b.value;
   if (*(tw_object*)((char*)x + torch.type) != b.type) return false;
   void* handle = (char*)x + torch.handle;
@@ -61,13 +61,8 @@ bool is_like(const tw_brought& b, tw_object x) {
     if (sizes[d] != b.sizes[d] || strides[d] != b.strides[d]) return false;
   }
   if (torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) || torch.device_number(handle, &facts[2])) return false;
-  return !memcmp(facts, b.facts, sizeof facts);
-}
-
-// Whether a tensor asks for gradients as that one did, and is kept as it is. A mode of torch's would see this.
-Said answers(const tw_known_call* w, const tw_brought& b, tw_object x) {
-  Said same = is(python.attribute(x, w->gradient), b.wants_gradient);
-  return same == YES ? is(python.method(w->negated, &x, ITSELF, nullptr), python.no) : same;
+  if (memcmp(facts, b.facts, sizeof facts)) return false;
+  return (*(uint64_t*)(*(char**)handle + words.keys) & ~w->all_but) == b.keys;
 }
 
 bool is_named(const tw_known_call* w, tw_object names) {
@@ -79,11 +74,11 @@ bool is_named(const tw_known_call* w, tw_object names) {
   return true;
 }
 
-// Tensors are asked last: by then it is known that no mode is there.
+// Tensors are asked for gradients last: a mode of torch's would see that, and by then it is known that none is there.
 Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
   if (positional != w->positional || !is_named(w, names)) return NO;
   for (int64_t k = 0; k < w->count; k++) {
-    if (!is_like(w->brought[k], args[k])) return NO;
+    if (!is_like(w, w->brought[k], args[k])) return NO;
     for (int64_t j = 0; j < k && !w->brought[k].value; j++) {
       if (args[j] == args[k]) return NO;  // a program may ask whether two tensors are one: here they were not
     }
@@ -94,7 +89,8 @@ Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional
     same = is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer);
   }
   for (int64_t k = 0; k < w->count && same == YES; k++) {
-    if (!w->brought[k].value) same = answers(w, w->brought[k], args[k]);
+    const tw_brought& b = w->brought[k];
+    if (!b.value) same = is(python.attribute(args[k], w->gradient), b.wants_gradient);
   }
   return same;
 }

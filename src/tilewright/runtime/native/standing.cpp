@@ -1,5 +1,5 @@
 // Whether tensors still are what they were when somebody looked at them, at a few loads a tensor: the words in which torch
-// keeps where they lie, their sizes, strides, type and device, and how often they were written. Nothing of torch tells that
+// keeps where they lie, their sizes, strides, type and device, in which ways they are kept, and how often they were written. Nothing of torch tells that
 // one of these words has changed, so that each tensor is looked at. Where the words stand is found when the library is
 // loaded (`Words` in standing.py), and what they tell is tried; where it is not as expected, nothing here is called.
 //
@@ -7,7 +7,8 @@
 #include <string.h>
 
 struct tw_words {  // bytes to a word from the start of what holds it
-  int64_t storage, form, counter;  // of a tensor: its storage, its sizes and what follows, what counts writes
+  int64_t storage, form, counter, keys;  // of a tensor: its storage, its sizes and what follows, what counts writes, and
+                                         // the ways in which it is kept, which end the form
   int64_t data, writes;            // of a storage: its memory; of what counts: the number
 };
 

@@ -38,7 +38,6 @@ struct tw_python {
   tw_object (*named)(tw_object function);
   intptr_t (*tuple_size)(tw_object tuple);
   tw_object (*attribute)(tw_object object, tw_object name);
-  tw_object (*method)(tw_object name, tw_object const* args, size_t count, tw_object names);
   tw_object (*tuple_of)(tw_object list);
   void* (*let_go)();  // of the interpreter's lock
   void (*wait_for)(void* thread);
@@ -161,6 +160,11 @@ struct tw_list {  // what a list held
   const tw_place* item;
 };
 
+struct tw_word {  // what an object refers to
+  const tw_object* place;
+  tw_object value;
+};
+
 struct tw_function {  // what a function runs, and what stands for arguments that it is not given; null: nothing
   tw_object function, code, defaults, named;
 };
@@ -179,8 +183,8 @@ struct tw_held {
   tw_dict* dict;
   int64_t lists;
   const tw_list* list;
-  int64_t typed;
-  const tw_named* object;  // objects and their types
+  int64_t words;
+  const tw_word* word;  // objects' types, and the dicts of their attributes where it is known where they stand
   int64_t owners;
   const tw_named* owner;  // objects and the dicts of their attributes
   int64_t functions;
@@ -254,9 +258,7 @@ tw_object same(tw_object self, tw_object) {
   tw_held* w = (tw_held*)(uintptr_t)python.number(python.first(self, 0));
   bool held = dicts_hold(w);
   for (int64_t k = 0; k < w->lists && held; k++) held = holds(w->list[k]);
-  for (int64_t k = 0; k < w->typed && held; k++) {
-    held = *(tw_object*)((char*)w->object[k].name + torch.type) == w->object[k].value;
-  }
+  for (int64_t k = 0; k < w->words && held; k++) held = *w->word[k].place == w->word[k].value;
   for (int64_t k = 0; k < w->owners && held; k++) held = owns(w->owner[k]);
   for (int64_t k = 0; k < w->functions && held; k++) held = runs(w->function[k]);
   tw_object answer = held ? python.yes : python.no;

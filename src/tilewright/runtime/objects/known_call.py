@@ -7,13 +7,14 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import reading
+from . import reading, standing
 from .reading import Maker, Torch
 
 SOURCE = Path(__file__).parents[1] / "native" / "known_call.cpp"
@@ -31,6 +32,7 @@ class _Brought(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         ("strides", ctypes.c_void_p),
         ("facts", ctypes.c_int32 * len(Torch.FACTS)),
+        ("keys", ctypes.c_uint64),
     )
 
 
@@ -57,7 +59,7 @@ class _KnownCall(ctypes.Structure):
         ("alone", ctypes.c_int64),
         ("otherwise", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p),
-        ("negated", ctypes.c_void_p),
+        ("all_but", ctypes.c_uint64),
     )
 
 
@@ -99,16 +101,16 @@ def attach(library: ctypes.CDLL) -> None:
     _makers[:] = [reading.maker(library.tw_known_call_of)]
 
 
-_GRADIENT, _NEGATED = "requires_grad", "is_neg"
+_GRADIENT = "requires_grad"
 _place = id  # what is meant is the object itself, which the function keeps
 
 
 def native_call_of(call: KnownCall) -> Callable[..., object] | None:
-    """The native function that serves calls like this one. None where there is no native side, where no tensor is
-    brought, or one that is not plain or not real, or a tuple, whose items may be other tensors in another call."""
+    """The native function that serves calls like this one. None where there is no native side that looks at words of
+    tensors, where no tensor is brought, or one that is not plain or not real, or a tuple, whose items may be other tensors in another call."""
     brought = (*call.args, *call.kwargs.values())
     tensors = [x for x in brought if isinstance(x, Tensor)]
-    if not _makers or not tensors or not all(map(_is_plain, tensors)):
+    if not (_makers and standing.is_at_hand()) or not tensors or not all(map(_is_plain, tensors)):
         return None
     if any(isinstance(x, (tuple, list, dict)) for x in brought):
         return None
@@ -129,7 +131,7 @@ def native_call_of(call: KnownCall) -> Callable[..., object] | None:
     at = ctypes.addressof
     table = _KnownCall(
         len(brought), len(call.args), at(rows), at(names), len(call.asked), at(asked), len(call.given), at(given),
-        _place(call.run), _place(call.arrange), call.alone, _place(call.otherwise), _place(_GRADIENT), _place(_NEGATED),
+        _place(call.run), _place(call.arrange), call.alone, _place(call.otherwise), _place(_GRADIENT), _of_inference(),
     )  # fmt: skip
     values = [x for x in brought if not isinstance(x, Tensor)]
     fixed = [x for k, x in call.given if k < 0]
@@ -141,11 +143,20 @@ def _is_plain(t: Tensor) -> bool:
     return type(t) in Torch.TYPES and t.layout is torch.strided and not t.is_complex() and not t.is_neg()
 
 
+@cache
+def _of_inference() -> int:
+    """The ways in which tensors made under `torch.inference_mode` are kept otherwise: programs do not see them."""
+    with torch.inference_mode():
+        inside = torch.empty(0)
+    with torch.inference_mode(mode=False):
+        return reading.keys_of(torch.empty(0)) ^ reading.keys_of(inside)
+
+
 def _fill(row: _Brought, t: Tensor, kept: list[object]) -> None:
     sizes, strides = array("q", t.shape or (0,)), array("q", t.stride() or (0,))
     row.type, row.wants_gradient, row.rank = _place(type(t)), _place(t.requires_grad), t.dim()
     row.sizes, row.strides = sizes.buffer_info()[0], strides.buffer_info()[0]
-    row.facts = reading.facts_of(t)
+    row.facts, row.keys = reading.facts_of(t), reading.keys_of(t) & ~_of_inference()
     kept += (sizes, strides)
 
 

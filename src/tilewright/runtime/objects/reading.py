@@ -51,7 +51,7 @@ class Python(ctypes.Structure):
         "PyObject_Vectorcall", "PyList_New", "PyList_SetItem", "PyList_Size", "PyList_SetSlice", "Py_IncRef",
         "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next", "PyObject_GenericGetDict", "PyErr_Clear",
         "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults", "PyTuple_Size", "PyObject_GetAttr",
-        "PyObject_VectorcallMethod", "PyList_AsTuple", "PyEval_SaveThread", "PyEval_RestoreThread",
+        "PyList_AsTuple", "PyEval_SaveThread", "PyEval_RestoreThread",
         "PyErr_Fetch", "PyErr_Restore", "PyErr_ExceptionMatches",
     )  # fmt: skip
     OBJECTS = (None, True, False)
@@ -187,19 +187,32 @@ ANYWHERE = (1 << 64) - 1
 
 
 def alike(tensors: Sequence[Tensor]) -> Callable[[], bool]:
-    """Whether tensors still have the sizes, strides, types and devices that they have now."""
-    now = list(map(_shown, tensors))
+    """Whether tensors still have the sizes, strides, types and devices that they have now, and are kept as they are
+    now (`keys_of`)."""
+    now, kept = list(map(_shown, tensors)), list(map(keys_of, tensors))
     plain = all(type(t) in Torch.TYPES and t.layout is torch.strided for t in tensors)
     lies = (
         [Lies(k, 0, tuple(t.shape), t.stride(), ANYWHERE, t) for k, t in enumerate(tensors)] if plain else []
     )
     read, held = reader(lies) if plain else None, list(tensors)
-    return lambda: (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+
+    def still() -> bool:
+        same = (read is not None and read(held, 0)) or list(map(_shown, held)) == now
+        return same and list(map(keys_of, held)) == kept
+
+    return still
 
 
 def _shown(t: Tensor) -> tuple[object, ...]:
     strides = t.stride() if t.layout is torch.strided else None
     return t.shape, strides, t.dtype, t.device, t.layout
+
+
+def keys_of(t: Tensor) -> int:
+    """In which ways torch keeps a tensor, a bit each: in memory as it is, negated, in another library's form, as zeros
+    without memory, with gradients and so on."""
+    keys: int = torch._C._dispatch_keys(t).raw_repr()
+    return keys
 
 
 def reader(inputs: Sequence[Lies]) -> Reader | None:

@@ -32,10 +32,12 @@ HEAD_BYTES, FORM_START = 64, 128
 
 class Words(ctypes.Structure):
     """Bytes to a word from the start of what holds it: of a tensor's implementation to its storage, to its rank (sizes,
-    strides, start, type and device follow), and to what counts writes; of a storage to its address, and of what counts
-    to the number."""
+    strides, start, type, device and the ways in which it is kept follow), to what counts writes, and to these ways; of
+    a storage to its address, and of what counts to the number."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("storage", "form", "counter", "data", "writes"))
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("storage", "form", "counter", "keys", "data", "writes")
+    )
 
 
 class _Seen(ctypes.Structure):
@@ -63,6 +65,11 @@ class Standing(NamedTuple):
 
     still: Look
     note: Look
+    noted: memoryview
+
+    def take(self, other: Standing) -> None:
+        """What `other` has noted of the same arguments, in one step: no thread finds a part of it."""
+        self.noted[:] = other.noted
 
 
 _makers: list[tuple[Maker, Maker]] = []
@@ -79,7 +86,12 @@ def standing(places: Sequence[int], counted: frozenset[int] = frozenset()) -> St
     table = _Table(len(places), ctypes.addressof(rows))
     self = (ctypes.addressof(table), table, rows)
     still, note = (make(self) for make in _makers[0])
-    return Standing(still, note)
+    return Standing(still, note, memoryview(rows).cast("B"))
+
+
+def is_at_hand() -> bool:
+    """Whether words of tensors are looked at."""
+    return bool(_makers)
 
 
 def attach(library: ctypes.CDLL) -> None:
@@ -105,9 +117,13 @@ def find_words() -> Words | None:
     counter = _counter()
     if counter is None or ctypes.c_int64.from_address(t._cdata + form).value != t.dim():
         return None
+    keys = _words(t._cdata + form + FORM_BYTES - HEAD_BYTES)
+    if reading.keys_of(t) not in keys:
+        return None
     word = ctypes.sizeof(ctypes.c_void_p)
     at = head.index(storage._cdata) * word, held.index(storage.data_ptr()) * word
-    return Words(at[0], form, counter[0], at[1], counter[1])
+    last = form + FORM_BYTES - HEAD_BYTES + keys.index(reading.keys_of(t)) * word
+    return Words(at[0], form, counter[0], last, at[1], counter[1])
 
 
 def _words(address: int) -> list[int]:
@@ -156,6 +172,7 @@ def _stands_well() -> bool:
     other = torch.arange(24.0).view(2, 3, 4).clone()
     changes: tuple[Callable[[], object], ...] = (
         lambda: setattr(t, "data", other),
+        lambda: setattr(t, "data", torch._neg_view(other)),
         lambda: setattr(t, "data", other.view(torch.int32)),
         lambda: setattr(t, "data", other.view(4, 6)),
         lambda: setattr(t, "data", other.view(24).as_strided((4, 6), (6, 1), 0).t()),

@@ -117,6 +117,10 @@ class _List(ctypes.Structure):
     )
 
 
+class _Word(ctypes.Structure):
+    _fields_ = (("place", ctypes.c_void_p), ("value", ctypes.c_void_p))
+
+
 class _Function(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("function", "code", "defaults", "named"))
 
@@ -127,8 +131,8 @@ class _Held(ctypes.Structure):
         ("dict", ctypes.c_void_p),
         ("lists", ctypes.c_int64),
         ("list", ctypes.c_void_p),
-        ("typed", ctypes.c_int64),
-        ("object", ctypes.c_void_p),
+        ("words", ctypes.c_int64),
+        ("word", ctypes.c_void_p),
         ("owners", ctypes.c_int64),
         ("owner", ctypes.c_void_p),
         ("functions", ctypes.c_int64),
@@ -157,8 +161,11 @@ def comparer(
         return None
     rows, kept = _dict_rows(dicts, found)
     list_rows, kept_lists = _list_rows(lists)
-    kinds = (_Named * max(1, len(objects)))(*((_place(x), _place(type(x))) for x in objects))
-    own = (_Named * max(1, len(owners)))(*((_place(x), _place(d)) for x, d in owners))
+    asked = [(x, d) for x, d in owners if not _dict_at(x, d)]
+    seen = [(_place(x) + TYPE_AT, type(x)) for x in objects]
+    seen += [(at, d) for x, d in owners if (at := _dict_at(x, d))]
+    words = (_Word * max(1, len(seen)))(*((at, _place(x)) for at, x in seen))
+    own = (_Named * max(1, len(asked)))(*((_place(x), _place(d)) for x, d in asked))
     run = (_Function * max(1, len(functions)))(
         *(
             tuple(None if x is None else _place(x) for x in (f.function, f.code, f.defaults, f.named))
@@ -167,10 +174,10 @@ def comparer(
     )
     at = ctypes.addressof
     table = _Held(
-        len(dicts), at(rows), len(lists), at(list_rows), len(objects), at(kinds), len(owners), at(own),
+        len(dicts), at(rows), len(lists), at(list_rows), len(seen), at(words), len(asked), at(own),
         len(functions), at(run), VERSION, watch([d for d in found if d is not None]), 0,
     )  # fmt: skip
-    tables = (rows, kept, list_rows, kept_lists, kinds, own, run, found)
+    tables = (rows, kept, list_rows, kept_lists, words, own, run, found)
     held = (dicts, lists, objects, list(map(type, objects)), owners, functions)
     return reading.COMPARERS[0]((at(table), table, tables, held))
 
@@ -212,7 +219,40 @@ def plain(of: Mapping[Any, object]) -> dict[Any, object] | None:
 
 
 class _Sample:
-    """An object whose dict is changed by attributes."""
+    """An object whose dict is changed by attributes, or is another one."""
+
+
+WORD = ctypes.sizeof(ctypes.c_void_p)
+TYPE_AT = WORD
+"""Bytes from the start of an object to its type, behind the number of references."""
+
+
+def _dict_word() -> int:
+    """Bytes from the start of an object to its dict where Python itself keeps place for one, which is in front of the
+    object; 0 where that is not so."""
+    sample = _Sample()
+    first, second = vars(sample), dict[str, object]()
+    for at in range(-_PLACES_IN_FRONT * WORD, 0, WORD):
+        word, seen = ctypes.c_uint64.from_address(id(sample) + at), list[bool]()
+        for own in (first, second, first):
+            sample.__dict__ = own
+            seen.append(word.value == id(own))
+        if all(seen):
+            return at
+    return 0
+
+
+_PLACES_IN_FRONT = 4
+"""Words that Python may keep in front of an object: two for the collector, one or two for its attributes."""
+_KEEPS_DICT = 1 << 4
+"""A flag of types: Python keeps place for the dicts of their objects (`Py_TPFLAGS_MANAGED_DICT`)."""
+
+
+def _dict_at(of: object, own: object) -> int:
+    """Where an object refers to the dict of its attributes, `own`; 0 where that is not seen."""
+    kind = type(of)
+    at = DICT_AT if kind.__flags__ & _KEEPS_DICT else max(0, kind.__dictoffset__)
+    return at and (id(of) + at if ctypes.c_uint64.from_address(id(of) + at).value == id(own) else 0)
 
 
 def _version() -> int:
@@ -242,3 +282,4 @@ def _version() -> int:
 
 
 VERSION = _version()
+DICT_AT = _dict_word()

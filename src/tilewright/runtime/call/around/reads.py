@@ -161,7 +161,7 @@ class Reads:
             return None
         if not isinstance(held, dict):
             raise NotWatched
-        if not isinstance(of, (torch.nn.Module, types.ModuleType)):
+        if not isinstance(of, types.ModuleType):
             self.owners[id(of)] = of, held
         return cast(dict[Any, object], held)
 

@@ -18,7 +18,7 @@ from tilewright.runtime.objects.known_call import Asked
 from tilewright.runtime.objects.reading import Lies, alike, reader
 from tilewright.runtime.objects.standing import Standing, standing
 
-from .held import ABSENT, Held, comparer
+from .held import ABSENT, Held, comparer, entry
 from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
 from .reads import Reads, identity
 
@@ -39,6 +39,7 @@ class Surroundings:
         self._dicts: list[Mapping[Any, object]] = []
         self._names: list[object] = []
         self._values: list[object] = []
+        self._noted: set[tuple[int, str]] = set()
         self._counted: list[Mapping[Any, object]] = list(global_hooks())
         self.versions: dict[int, tuple[Tensor, int, int]] = {}
         """What `watch` was told of."""
@@ -49,10 +50,8 @@ class Surroundings:
         self._modules = [x for x in found if isinstance(x, torch.nn.Module)]
         for module in self._modules:
             self._module(module)
-        for owner, name in dict.fromkeys(
-            m for c in dict.fromkeys(map(type, self._modules)) for m in methods_of(c)
-        ):
-            self._add(vars(owner), [name])
+        for kind in dict.fromkeys(map(type, self._modules)):
+            self._methods(kind)
         functions = [x for x in found if isinstance(x, types.FunctionType)]
         for function in functions:
             self._add(function.__globals__, globals_of(function))
@@ -75,7 +74,8 @@ class Surroundings:
         self._lists = list(reads.lists.values())
         self._rows = self._held()
         self._sizes = [len(h.dict) if h.counted else -1 for h in self._rows]
-        self._owners, self._functions = list(reads.owners.values()), list(reads.functions.values())
+        owners = {id(m): (m, vars(m)) for m in self._modules} | reads.owners
+        self._owners, self._functions = list(owners.values()), list(reads.functions.values())
         self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions)
 
     def _held(self) -> list[Held]:
@@ -104,10 +104,18 @@ class Surroundings:
             self._counted.append(held)
         self._counted.append(vars(module))
 
+    def _methods(self, kind: type) -> None:
+        """Note what a class of modules calls, and that no class before the one that defines it has it as well."""
+        for owner, name in methods_of(kind):
+            for c in kind.__mro__[: kind.__mro__.index(owner) + 1]:
+                if (identity(vars(c)), name) not in self._noted:
+                    self._noted.add((identity(vars(c)), name))
+                    self._add(vars(c), [name])
+
     def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
         self._dicts += [held] * len(names)
         self._names += names
-        self._values += [held[n] for n in names]
+        self._values += [entry(held, n) for n in names]
 
     def watch(self, versions: Iterable[tuple[Tensor, int, int]]) -> None:
         """Also compare address and version of these tensors (version -1: it has none)."""
@@ -126,19 +134,22 @@ class Surroundings:
         """Make what looks at all tensors at once."""
         self._all: list[object] = [*self._likes, *self._weights]
         self._standings: dict[tuple[int, ...], Standing] = {}
-        """What looks at some of all tensors, by their numbers."""
-        self._standing = self._standing_of(range(len(self._all)))
+        self._standing = self._standing_of(tuple(range(len(self._all))))
 
-    def _standing_of(self, places: Sequence[int]) -> Standing | None:
-        """What looks at some of all tensors; those that are watched must not be written."""
-        found = self._standings.get(tuple(places))
-        if found is None:
-            first = len(self._likes)
-            counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
-            found = standing(places, frozenset(counted))
-            if found is not None:
-                self._standings[tuple(places)] = found
-        return found
+    def _standing_of(self, places: tuple[int, ...]) -> Standing | None:
+        """What looks at some of all tensors, as long as they can be looked at so."""
+        if places not in self._standings:
+            made = self._new_standing(places)
+            if made is None:
+                return None
+            self._standings[places] = made
+        return self._standings[places]
+
+    def _new_standing(self, places: tuple[int, ...]) -> Standing | None:
+        """The same, with nothing noted; tensors that are watched must not be written."""
+        first = len(self._likes)
+        counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
+        return standing(places, frozenset(counted))
 
     @property
     def watched(self) -> Sequence[Tensor]:
@@ -163,11 +174,13 @@ class Surroundings:
     def guards(self, seen: frozenset[int]) -> list[Asked]:
         """The same as what a known call asks, one by one; it may say no where `unchanged` says yes after a longer look.
         Who asks sees of the tensors with the ids `seen` himself what they are."""
-        rest = [k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen]
-        standing = self._standing_of(rest)
-        if standing is None or self._same is None or not (standing.note(self._all) and self.unchanged()):
+        rest = tuple([k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen])
+        looks = self._standing_of(rest)
+        if looks is None or self._same is None or not (self.unchanged() and self._tensors_stand()):
             return [Asked(self.unchanged)]
-        found = [Asked(standing.still, argument=(self._all,))] if rest else []
+        if not looks.still(self._all):
+            return [Asked(self.unchanged)]
+        found = [Asked(looks.still, argument=(self._all,))] if rest else []
         found.append(Asked(self._same))
         if _grad() and self.tensors:
             found.append(Asked(self._wants_none))
@@ -193,10 +206,15 @@ class Surroundings:
 
     def _tensors_stand(self) -> bool:
         """Whether tensors are alike and watched ones stand, though some may have moved since somebody looked."""
+        made = [(old, self._new_standing(places)) for places, old in list(self._standings.items())]
+        noted = [(old, new) for old, new in made if new is not None and new.note(self._all)]
         if not self._alike() or self._weights and not self._weights_stand():
             return False
-        for look in self._standings.values():  # those of known calls, too: they need not be made again
-            look.note(self._all)
+        for old, new in noted:
+            if new.still(self._all):  # no thread changed one while others were looked at
+                old.take(new)
+        if len(noted) < len(made):  # some cannot be noted: each look would make all of this in vain
+            self._standings, self._standing = {}, None
         return True
 
     def _weights_stand(self) -> bool:
