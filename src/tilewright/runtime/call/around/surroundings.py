@@ -195,7 +195,7 @@ class Surroundings:
         """Whether tensors are alike and watched ones stand, though some may have moved since somebody looked."""
         if not self._alike() or self._weights and not self._weights_stand():
             return False
-        for look in self._standings.values():  # those of known calls, too: they need not be made again
+        for look in list(self._standings.values()):  # those of known calls, too: they need not be made again
             look.note(self._all)
         return True
 
