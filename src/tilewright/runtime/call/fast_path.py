@@ -33,14 +33,15 @@ _function_modes = torch._C._len_torch_function_stack
 _default_type = torch.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
 _transform = torch._C._functorch.peek_interpreter_stack
+_is_traced = torch._C._is_tracing
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
     arrays and scalars of numpy (which stand for tensors) and tensors that are not kept as they are (kernels and calls
-    would read the wrong sign, or no memory), under modes and transforms of torch, which want to see every op or function (a default
-    device is one), and under autocast, which would change calls."""
-    if _modes() or _function_modes() or _transform() is not None or _autocast():
+    would read the wrong sign, or no memory), under modes, transforms and traces of torch, which want to see every op or
+    function (a default device is one), and under autocast, which would change calls."""
+    if _modes() or _function_modes() or _transform() is not None or _autocast() or _is_traced():
         raise TypeError("a mode is active")
     return (*[ask() for ask in _ASKED], *_parts(args, kwargs))
 
@@ -89,9 +90,12 @@ _ASKED = (_grad, _default_type, _deterministic, _rounds)
 
 
 def _facts(key: Sequence[object]) -> tuple[Asked, ...]:
-    """What a key knows of what is around a call. Under modes, transforms and autocast nothing has a key; tangents, the
-    executable refuses."""
-    none = (_modes, 0), (_function_modes, 0), (_transform, None), (_autocast, False), (in_dual_level, False)
+    """What a key knows of what is around a call. Under modes, transforms, autocast and traces nothing has a key;
+    tangents, the executable refuses."""
+    none = (
+        (_modes, 0), (_function_modes, 0), (_transform, None), (_autocast, False), (in_dual_level, False),
+        (_is_traced, False),
+    )  # fmt: skip
     return tuple([Asked(ask, answer) for ask, answer in (*none, *zip(_ASKED, key, strict=False))])
 
 

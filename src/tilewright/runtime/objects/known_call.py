@@ -107,7 +107,8 @@ _place = id  # what is meant is the object itself, which the function keeps
 
 def native_call_of(call: KnownCall) -> Callable[..., object] | None:
     """The native function that serves calls like this one. None where there is no native side that looks at words of
-    tensors, where no tensor is brought, or one that is not plain or not real, or a tuple, whose items may be other tensors in another call."""
+    tensors, where no tensor is brought, or one that is not plain or not real, or a tuple, whose items may be other
+    tensors in another call."""
     brought = (*call.args, *call.kwargs.values())
     tensors = [x for x in brought if isinstance(x, Tensor)]
     if not (_makers and standing.is_at_hand()) or not tensors or not all(map(_is_plain, tensors)):

@@ -48,8 +48,8 @@ def check_surroundings(args: Sequence[object]) -> None:
 
 
 def check_real(args: Sequence[object]) -> None:
-    """Raise UnsupportedError for a tensor that has no memory, or one that only another library reads: kernels would read
-    some that is not theirs."""
+    """Raise UnsupportedError for a tensor that has no memory, or one that only another library reads: kernels would
+    read some that is not theirs."""
     if any(isinstance(t, FakeTensor) for t in args):
         _refuse_fake("with a fake tensor")
     for k, t in enumerate(args):

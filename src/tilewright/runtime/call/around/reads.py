@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from .held import ABSENT, Held, HeldFunction, HeldList, entry, keys, plain
