@@ -224,7 +224,9 @@ class CompiledModel:
                 made = tensor_of_array(np.asanyarray(x), place)
                 return made if device is None else made.to(device)
 
-            return pytree.tree_map(leaf, value)
+            # Who brings no arrays gets back into his own lists and dicts what the program puts there.
+            arrays = any(isinstance(x, (np.ndarray, np.generic)) for x in pytree.tree_leaves(value))
+            return pytree.tree_map(leaf, value) if arrays else value
 
         return (
             tuple([tensors(a, f"input {k}") for k, a in enumerate(args)]),
