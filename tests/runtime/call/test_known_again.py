@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +20,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tilewright
+from tilewright.runtime.call import model
 from tilewright.runtime.call.fast_path import LONG_WAY, Direct
+from tilewright.runtime.call.model import CompiledModel
 from tilewright.runtime.objects.known_call import Asked, KnownCall, native_call_of
+from tilewright.tuning.input_limits import GRAPHS
 
 ENOUGH = 4
 """Calls after which one is known."""
@@ -170,6 +177,25 @@ def test_what_a_signal_raises_while_something_is_asked_is_not_lost() -> None:
     assert (
         not ran and call(torch.ones(5)) is LONG_WAY
     )  # nothing is asked of a call that brings something else
+
+
+def test_threads_make_known_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = CompiledModel(mock.Mock())
+    monkeypatch.setattr(model, "GRAPHS", replace(GRAPHS, max_known_calls=2))
+    short = mock.Mock(known_call=lambda key, args, kwargs: lambda: key)
+
+    def make(thread: int) -> None:
+        for k in range(3000):
+            fast._shorten((thread, k % 7), short, (), {})
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(make, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(fast._calls) == 2 == len({call() for call in fast._calls})
 
 
 @pytest.mark.parametrize("freeze", [False, True])

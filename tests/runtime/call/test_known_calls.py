@@ -217,3 +217,16 @@ def test_a_trace_of_torch_takes_no_known_call_for_a_constant() -> None:
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
         torch.jit.trace(lambda x: fast(x) + x, (x,))
     torch.testing.assert_close(fast(x), x.sin() * 2)
+
+
+def test_lists_and_dicts_of_the_caller_are_given_as_they_are() -> None:
+    def program(x: Tensor, found: list[Tensor], named: dict[str, Tensor]) -> Tensor:
+        found.append(x * 2)
+        named["a"] = x * 3
+        return x + 1
+
+    fast, x = tilewright.compile(program), torch.ones(2)
+    for _ in range(3):
+        found, named = list[Tensor](), dict[str, Tensor]()
+        fast(x, found, named)
+        torch.testing.assert_close((found, named), ([x * 2], {"a": x * 3}))

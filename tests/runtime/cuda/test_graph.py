@@ -305,6 +305,43 @@ def test_what_stands_is_compared(gpu: Device, monkeypatch: pytest.MonkeyPatch, l
     assert not fixed.stand(args) and not fixed.still(args)
 
 
+def test_what_moves_while_it_is_read_is_not_taken_for_standing(gpu: Device) -> None:
+    weight = torch.randn(3)
+    fixed, args = Fixed({0: weight}), [weight]
+    read, first = fixed._read, weight.data
+    assert read is not None
+
+    def moved(args: Any, bases: int) -> bool:
+        same = read(args, bases)
+        weight.data = torch.randn(3)  # as another thread may
+        return same
+
+    weight.data = torch.randn(3)
+    weight.data = first.view(3)  # of the same place, but not as noted
+    fixed._look = fixed._look and fixed._look._replace(still=lambda args: False)
+    fixed._read = moved
+    assert fixed.stand(args)  # as it was when it was read
+    fixed._read = read
+    assert not fixed.still(args) and not fixed.stand(args)
+
+
+def test_a_weight_that_moves_during_a_capture_leaves_no_graph() -> None:
+    plan, weight = plan_of(), torch.randn(3)
+    graphs, state = Graphs(plan.on("cpu"), None), _Sizes()
+
+    def captured(*_: object) -> Any:
+        weight.data = torch.randn(3)
+        return mock.Mock(raw_cuda_graph_exec=lambda: 1), [], []
+
+    with (
+        mock.patch.object(torch.cuda, "device", lambda *_: contextlib.nullcontext()),
+        mock.patch.object(torch.cuda, "Stream"),
+        mock.patch.object(Graphs, "_written_down", side_effect=captured),
+    ):
+        graphs._capture(mock.Mock(plan=plan), state, [weight])
+    assert state.captured is None and not graphs.refused
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_capture_without_memory_is_tried_again_once(failures: int) -> None:
     """After the first one torch has given back what it kept for later calls."""

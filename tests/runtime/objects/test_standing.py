@@ -101,9 +101,9 @@ def test_what_cannot_be_noted_never_stands(other: object) -> None:
     assert found.note([t, t]) and found.still([t, t])
 
 
-def test_what_is_missing_is_not_noted_and_does_not_stand() -> None:
+def test_too_few_arguments() -> None:
     found = looking_at(torch.zeros(2))
-    assert not found.still([])
+    assert not found.still([])  # a call that lacks one is another call
     with pytest.raises(IndexError):
         found.note([])
 

@@ -185,8 +185,7 @@ class CompiledModel:
                 return result
         elif short is not None or (self._short and not self._way.unchanged()):
             self._short.clear()
-            self._known.clear()
-            self._calls = ()
+            self._known, self._calls = {}, ()
         result, found = self._way(args, kwargs, out)
         if found is not None and key is not None:
             if len(self._short) >= GRAPHS.max_short_ways:
@@ -205,11 +204,12 @@ class CompiledModel:
         """Make a native function for calls like one that just went a short way, where there is none as short."""
         call = short.known_call(key, args, kwargs)
         if call is not None:
-            self._known.pop(key, None)
-            while len(self._known) >= GRAPHS.max_known_calls:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = call
-            self._calls = tuple(reversed(self._known.values()))
+            known = dict(self._known)  # other threads may do the same
+            known.pop(key, None)
+            while len(known) >= GRAPHS.max_known_calls:
+                known.pop(next(iter(known)))
+            known[key] = call
+            self._known, self._calls = known, tuple(reversed(known.values()))
 
     def _converted(
         self, args: tuple[object, ...], kwargs: dict[str, object]
@@ -224,7 +224,9 @@ class CompiledModel:
                 made = tensor_of_array(np.asanyarray(x), place)
                 return made if device is None else made.to(device)
 
-            return pytree.tree_map(leaf, value)
+            # Who brings no arrays gets back into his own lists and dicts what the program puts there.
+            arrays = any(isinstance(x, (np.ndarray, np.generic)) for x in pytree.tree_leaves(value))
+            return pytree.tree_map(leaf, value) if arrays else value
 
         return (
             tuple([tensors(a, f"input {k}") for k, a in enumerate(args)]),

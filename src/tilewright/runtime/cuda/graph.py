@@ -228,6 +228,7 @@ class Graphs:
         inner: list[Argument] = list(args)
         tensors = {k: a for k, a in enumerate(args) if isinstance(a, Tensor)}
         moving = tuple(k for k in tensors if k in state.moved)
+        fixed = Fixed({k: t for k, t in tensors.items() if k not in moving})
         with torch.cuda.device(plan.device):
             for k in moving:
                 t = tensors[k]
@@ -247,7 +248,8 @@ class Graphs:
             except (RuntimeError, UnsupportedError) as error:
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 return
-        fixed = Fixed({k: t for k, t in tensors.items() if k not in moving})
+        if not fixed.stand(list(args)):
+            return  # another thread has moved one meanwhile
         instance = graph.raw_cuda_graph_exec()
         ports = ports_of(plan, moving, held, copied, exits)
         quick = None

@@ -74,7 +74,7 @@ bool is_named(const tw_known_call* w, tw_object names) {
   return true;
 }
 
-// Tensors are asked last: by then it is known that no mode is there.
+// Tensors are asked for gradients last: a mode of torch's would see that, and by then it is known that none is there.
 Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
   if (positional != w->positional || !is_named(w, names)) return NO;
   for (int64_t k = 0; k < w->count; k++) {
@@ -89,7 +89,8 @@ Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional
     same = is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer);
   }
   for (int64_t k = 0; k < w->count && same == YES; k++) {
-    if (!w->brought[k].value) same = is(python.attribute(args[k], w->gradient), w->brought[k].wants_gradient);
+    const tw_brought& b = w->brought[k];
+    if (!b.value) same = is(python.attribute(args[k], w->gradient), b.wants_gradient);
   }
   return same;
 }

@@ -190,7 +190,7 @@ struct tw_held {
   int64_t functions;
   const tw_function* function;
   int64_t version;         // bytes from the start of a dict to its version; 0: it has none
-  int64_t watched;         // whether Python tells of every change of one of the dicts
+  int64_t untold;          // the first so many dicts may change without Python telling of it
   int64_t changes;         // how many it had told of, of all dicts, when these were last seen to hold that
 };
 
@@ -241,11 +241,15 @@ bool runs(const tw_function& f) {
          python.named(f.function) == f.named;
 }
 
-// The same of all dicts. What they hold is looked up only after a change of one that anybody watches.
+// The same of all dicts. What those hold of whose changes Python tells is looked up only after a change of one that
+// anybody watches.
 bool dicts_hold(tw_held* w) {
   int64_t now = changes;
-  if (w->watched && w->changes == now) return true;
-  for (int64_t k = 0; k < w->dicts; k++) {
+  for (int64_t k = 0; k < w->untold; k++) {
+    if (!holds(w->dict[k], w->version)) return false;
+  }
+  if (w->changes == now) return true;
+  for (int64_t k = w->untold; k < w->dicts; k++) {
     if (!holds(w->dict[k], w->version)) return false;
   }
   w->changes = now;

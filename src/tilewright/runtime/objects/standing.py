@@ -7,7 +7,7 @@ side is loaded (`find_words`): with a torch that keeps them otherwise, tensors a
 """
 
 # What torch offers to compilers it names with underscores.
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Whether dicts and lists hold the objects that they held, by one native function.
 
-Where Python tells of changes (from 3.12 on, see `objects/watching`), dicts are looked at only after one. Else, a dict
-of which Python has changed nothing costs a look at its version, and names are looked up only in others. Python keeps
-such versions up to 3.12 (in 3.13, attributes change without one). What a Python does is tried when this module is
+Where Python tells of changes (from 3.12 on, see `objects/watching`), dicts are looked at only after one; in 3.13, those
+of attributes each time, as it does not tell of these. Else, a dict of which Python has changed nothing costs a look at
+its version, and names are looked up only in others. Python keeps such versions up to 3.12 (in 3.13, attributes change
+without one). What a Python does is tried when this module is
 loaded."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
@@ -138,7 +140,7 @@ class _Held(ctypes.Structure):
         ("functions", ctypes.c_int64),
         ("function", ctypes.c_void_p),
         ("version", ctypes.c_int64),
-        ("watched", ctypes.c_int64),
+        ("untold", ctypes.c_int64),
         ("changes", ctypes.c_int64),
     )
 
@@ -156,9 +158,13 @@ def comparer(
     """Whether `dicts` and `lists` hold what they held, `objects` have the types that they have now, `owners` the dicts
     that are named with them, and `functions` what they had. None where there is no native side, or where a mapping is
     no dict."""
-    found = [plain(h.dict) for h in dicts]
-    if not reading.COMPARERS or any(d is None for d in found):
+    known = [(h, d) for h in dicts if (d := plain(h.dict)) is not None]
+    if not reading.COMPARERS or len(known) < len(dicts):
         return None
+    told = [watch(d) for _, d in known]
+    # First those of which Python does not tell: they are looked at each time.
+    known = [x for x, tells in zip(known, told, strict=True) if not tells] + [*compress(known, told)]
+    dicts, found = [h for h, _ in known], [d for _, d in known]
     rows, kept = _dict_rows(dicts, found)
     list_rows, kept_lists = _list_rows(lists)
     asked = [(x, d) for x, d in owners if not _dict_at(x, d)]
@@ -175,7 +181,7 @@ def comparer(
     at = ctypes.addressof
     table = _Held(
         len(dicts), at(rows), len(lists), at(list_rows), len(seen), at(words), len(asked), at(own),
-        len(functions), at(run), VERSION, watch([d for d in found if d is not None]), 0,
+        len(functions), at(run), VERSION, told.count(False), 0,
     )  # fmt: skip
     tables = (rows, kept, list_rows, kept_lists, words, own, run, found)
     held = (dicts, lists, objects, list(map(type, objects)), owners, functions)
@@ -183,7 +189,7 @@ def comparer(
 
 
 def _dict_rows(
-    dicts: Sequence[Held], found: Sequence[dict[Any, object] | None]
+    dicts: Sequence[Held], found: Sequence[dict[Any, object]]
 ) -> tuple[ctypes.Array[_Dict], list[object]]:
     """The native rows, and what they point to."""
     rows, kept = (_Dict * max(1, len(dicts)))(), list[object]()

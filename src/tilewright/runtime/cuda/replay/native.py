@@ -30,14 +30,15 @@ class Fixed:
 
     def __init__(self, inputs: Mapping[int, Tensor]) -> None:
         """`inputs` by number."""
+        look, noted = standing(tuple(inputs)), dict(inputs)
+        args = [noted.get(k) for k in range(max(noted, default=-1) + 1)]
+        found = look is not None and look.note(args)
         self._where = tuple((k, _lies(t)) for k, t in inputs.items())
         self._read = reader(
             [Lies(k, 0, tuple(t.shape), t.stride(), t.data_ptr(), t) for k, t in inputs.items()]
         )
-        look = standing(tuple(inputs))
-        noted = dict(inputs)
-        found = look is not None and look.note([noted.get(k) for k in range(max(noted, default=-1) + 1)])
-        self._look = look if found else None
+        # Another thread may have moved one meanwhile.
+        self._look = look if look is not None and found and look.still(args) else None
         self.still: Callable[[list[Argument]], bool] = self.stand if self._look is None else self._look.still
         """The same as `stand`, which also says no of what it would have to look at longer."""
         self.looked_at = () if self._look is None else tuple(inputs)
@@ -47,13 +48,17 @@ class Fixed:
         """Whether they are still where they were, of the same sizes, strides and types."""
         if self._look is not None and self._look.still(args):
             return True
+        new = None if self._look is None else standing(self.looked_at)
+        noted = new is not None and new.note(args)
         if not (self._read is not None and self._read(args, 0)):
             for k, lies in self._where:
                 t = args[k]
                 if not isinstance(t, Tensor) or _lies(t) != lies:
                     return False
-        if self._look is not None:
-            self._look.note(args)
+        if (
+            self._look is not None and new is not None and noted and new.still(args)
+        ):  # not moved while they were read
+            self._look.take(new)
         return True
 
 
