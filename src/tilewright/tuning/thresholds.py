@@ -393,6 +393,7 @@ class GpuCostThresholds:
     max_copy_bytes: int
     descriptor_granule_bytes: int
     line_bytes: int
+    row_fold_seconds: float
     window_step_seconds: float
     window_element_seconds: float
     window_loss_ratio: float

@@ -8,12 +8,14 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory, WrongResult
+from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory, UnsupportedError, WrongResult
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
@@ -293,6 +295,41 @@ def test_the_short_way_is_of_the_same_kind(lines: dict[str, int]) -> None:
     run, _ = made(graphs=Graphs(plan_of(), None))
     other = run.rebound(run.plan.bindings)
     assert isinstance(other, CudaExecutable) and other.guards.trusted and other.graphs is run.graphs
+
+
+def test_a_replay_follows_no_tangents(lines: dict[str, int]) -> None:
+    graphs = mock.Mock(run=lambda *_: [torch.zeros(5)])
+    run, _ = made(guards=TRUSTED, graphs=graphs)
+    x = torch.ones(5)
+    assert len(run([x])) == 1
+    with forward_ad.dual_level():
+        assert len(run([x])) == 1
+        with pytest.raises(UnsupportedError, match="forward mode"):
+            run([forward_ad.make_dual(x, x)])
+
+
+def test_the_shortest_way_is_of_the_sizes_of_its_call(lines: dict[str, int]) -> None:
+    """Another thread may have called with others in between: their graph would read past the end of these."""
+    bounds: list[object] = []
+    graphs = mock.Mock(run=lambda *_: None, quick=bounds.append, refused="", has=lambda bound: True)
+    run, _ = made(guards=TRUSTED, graphs=graphs)
+    small, large = torch.ones(5), torch.ones(9)
+    run([small])
+    own = run._recent
+    run([large])
+    found = run.shortest([small])
+    assert found is not None and found.run is run
+    assert bounds == [own] and own is not None and own.sizes["n"] == 5
+
+
+@pytest.mark.parametrize("refused", ["", "it cannot be captured"])
+def test_there_is_no_shortest_way_before_there_is_a_graph(lines: dict[str, int], refused: str) -> None:
+    """A known call would never look for the graph that comes later."""
+    graphs = mock.Mock(run=lambda *_: None, refused=refused, has=lambda bound: False)
+    run, _ = made(guards=TRUSTED, graphs=graphs)
+    run([torch.ones(5)])
+    found = run.shortest([torch.ones(5)])
+    assert (found is None) is not bool(refused)
 
 
 # --- graphs ---

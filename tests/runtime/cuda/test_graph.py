@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
+import weakref
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,15 +20,18 @@ import torch
 from tests.support.cuda.fake_driver import STREAM
 from torch import Tensor
 
+from tilewright.capture.autograd.rng import may_draw
 from tilewright.errors import IndexOutOfRange
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import symbol
-from tilewright.ir.kernel import Cover
+from tilewright.ir.expr import integer, symbol
+from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.plan import Plan
 from tilewright.plan.build import build_plan
-from tilewright.runtime.cuda.driver import Device
-from tilewright.runtime.cuda.graph import Graphs, _Sizes
+from tilewright.runtime.cuda import graph as graph_module
+from tilewright.runtime.cuda.driver import Device, DriverError, DriverOutOfMemory
+from tilewright.runtime.cuda.graph import Graphs, _Sizes, draws_numbers, refusal
 from tilewright.runtime.cuda.replay import native
 from tilewright.runtime.cuda.replay.exits import Exit
 from tilewright.runtime.cuda.replay.native import Fixed, Shared, Written, native_replay, ports_of
@@ -37,6 +43,16 @@ def plan_of() -> Plan:
     b = Builder()
     x, y = (b.value((symbol("n"),), f32) for _ in range(2))
     return build_plan(Cover(b.finish((x, y), (x,)), ()), {}, ("n",))
+
+
+class NoNodes:
+    """An instantiated graph."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(1 << 16)
+
+    def raw_cuda_graph_exec(self) -> int:
+        return ctypes.addressof(self.memory)
 
 
 class Replay:
@@ -51,7 +67,8 @@ class Replay:
         ports = ports_of(plan_of(), (1,), (self.held,), [self.result], [Exit(None, 0)])
         assert ports is not None
         rest = make or maker_on("cpu"), written
-        run = native_replay(device, ctypes.addressof(GRAPH), ports, self.fixed, self.shared, rest)
+        self.graph = NoNodes()
+        run = native_replay(device, self.graph, ports, self.fixed, self.shared, rest)
         assert run is not None
         self.run: Quick = run
 
@@ -59,10 +76,6 @@ class Replay:
 @pytest.fixture(autouse=True)
 def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "current_stream", lambda ordinal: STREAM)
-
-
-GRAPH = ctypes.create_string_buffer(1 << 16)
-"""Stands for an instantiated graph of no nodes."""
 
 
 def number(fake: ctypes.CDLL, name: str) -> int:
@@ -81,6 +94,18 @@ def test_inputs_are_copied_in_and_results_out(fake: ctypes.CDLL, gpu: Device) ->
         assert y.data_ptr() != graph.result.data_ptr() and y.stride() == graph.result.stride()
     assert number(fake, "copies_made") == 4 and number(fake, "context_depth") == 0
     assert not graph.shared.lock.locked()
+
+
+def test_the_graph_lives_as_long_as_its_replay(fake: ctypes.CDLL, gpu: Device) -> None:
+    """A known call keeps the replay when another graph has been captured for such calls."""
+    replay = Replay(gpu)
+    alive, run, weight = weakref.ref(replay.graph), replay.run, replay.weight
+    del replay
+    gc.collect()
+    assert alive() is not None and run([weight, torch.randn(4)]) is not None
+    del run
+    gc.collect()
+    assert alive() is None
 
 
 OTHERWISE: dict[str, Callable[[Replay], list[Tensor | int | float | bool]]] = {
@@ -162,6 +187,88 @@ def test_results_without_memory_are_left_to_python(fake: ctypes.CDLL, gpu: Devic
     assert told == [2] * writes and not graph.shared.lock.locked()
 
 
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("what", ["fail_copy", "fail_replay"])
+def test_what_the_driver_refuses_before_the_graph_runs_is_left_to_python(
+    fake: ctypes.CDLL, gpu: Device, what: str, writes: bool
+) -> None:
+    told: list[int] = []
+    graph = Replay(gpu, written=(lambda args: told.append(len(args))) if writes else None)
+    ctypes.c_int.in_dll(fake, what).value = 700
+    args: list[Tensor | int | float | bool] = [graph.weight, torch.randn(4)]
+    assert graph.run(args) is None and len(args) == 2 and not told
+    assert number(fake, "replays") == 0 and number(fake, "context_depth") == 0
+    assert not graph.shared.lock.locked()
+    ctypes.c_int.in_dll(fake, what).value = 0
+    assert graph.run(args) is not None and told == [2] * writes
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("code", [2, 700])
+def test_copies_that_fail_behind_the_graph(fake: ctypes.CDLL, gpu: Device, code: int, writes: bool) -> None:
+    """What it has written is told of, and nothing is left with which it would run again."""
+    told: list[int] = []
+    graph = Replay(gpu, written=(lambda args: told.append(len(args))) if writes else None)
+    ctypes.c_int.in_dll(fake, "fail_copy").value = code
+    ctypes.c_int.in_dll(fake, "copies_before_failure").value = 1
+    args: list[Tensor | int | float | bool] = [graph.weight, torch.randn(4)]
+    with pytest.raises(DriverOutOfMemory if code == 2 else DriverError):
+        graph.run(args)
+    assert number(fake, "replays") == 1 and told == [2] * writes and len(args) == (0 if writes else 2)
+    assert not graph.shared.lock.locked() and number(fake, "context_depth") == 0
+
+
+def test_an_error_of_who_is_told_is_raised(fake: ctypes.CDLL, gpu: Device) -> None:
+    def written(args: object) -> None:
+        raise RuntimeError("refused")
+
+    graph = Replay(gpu, written=written)
+    with pytest.raises(RuntimeError, match="refused"):
+        graph.run([graph.weight, torch.randn(4)])
+    assert not graph.shared.lock.locked()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("where", ["make", "stream", "stand"])
+def test_what_a_signal_raises_is_not_lost(
+    fake: ctypes.CDLL, gpu: Device, monkeypatch: pytest.MonkeyPatch, where: str, writes: bool
+) -> None:
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    if where == "stream":
+        monkeypatch.setattr(native, "current_stream", interrupted)
+    elif where == "stand":
+        monkeypatch.setattr(native.Fixed, "stand", interrupted)
+        monkeypatch.setattr(native, "standing", lambda places: None)
+    told: list[int] = []
+    written = (lambda args: told.append(len(args))) if writes else None
+    graph = Replay(gpu, interrupted if where == "make" else None, written)
+    with pytest.raises(KeyboardInterrupt):
+        graph.run([graph.weight, torch.randn(4)])
+    assert not graph.shared.lock.locked() and not told
+    assert number(fake, "replays") == (1 if where == "make" and not writes else 0)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_python_s_replay_writes_once(monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
+    """A call for whose results there is no memory is made again: what writes into its inputs has not run by then."""
+    monkeypatch.setattr(graph_module, "current_stream", lambda ordinal: STREAM)
+    told: list[int] = []
+    device, state = mock.Mock(failed=lambda: 0), _Sizes()
+    graphs = Graphs(plan_of().on("cpu"), device)
+    graphs._written = (lambda args: told.append(len(args))) if writes else None
+    full = mock.Mock(side_effect=[torch.OutOfMemoryError("none"), torch.zeros(2)])
+    graphs._make = full
+    state.captured = found = mock.Mock(moving=(), held=(), copied=[torch.ones(2)], exits=[Exit(None, 0)])
+    args: list[Tensor | int | float | bool] = [torch.ones(1)]
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs._replay(state, found, args, plan_of())
+    assert device.replay.call_count == (0 if writes else 1) and len(args) == 1 and not told
+    (made,) = graphs._replay(state, found, args, plan_of())
+    assert isinstance(made, Tensor) and made.tolist() == [1.0, 1.0] and not args and told == [1] * writes
+
+
 def test_what_needs_more_than_copies_has_no_quick_way() -> None:
     plan, held, plain = plan_of(), (torch.zeros(4),), [Exit(None, 0)]
     result = [torch.ones(2, 3)]
@@ -216,3 +323,18 @@ def test_a_capture_without_memory_is_tried_again_once(failures: int) -> None:
             with pytest.raises(torch.OutOfMemoryError):
                 graphs._capture(mock.Mock(plan=plan), state, [])
             assert state.captured is None and not graphs.refused
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5])
+def test_attention_that_drops_nothing_draws_nothing(chance: float) -> None:
+    """Torch says of every attention that it may draw; what draws is replayed by torch, which counts the numbers."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert may_draw(attend)
+    b = Builder()
+    q = b.value((integer(1), integer(2), symbol("n"), integer(8)), f32)
+    one = tuple(integer(n) for n in (16, 8, 8, 1))
+    call = LibraryCall("attention", attend, (Operand(0),) * 3, (("dropout_p", chance),), (one,), "random")
+    (y,) = b.library(call, (q,), [(q.shape, f32)])
+    cover = Cover(b.finish((q,), (y,)), (LibraryStep(b.ops[-1], choice=True),))
+    plan = build_plan(cover, {}, ("n",))
+    assert draws_numbers(plan) is bool(chance) and not refusal(plan)

@@ -32,6 +32,7 @@ extern "C" {
 Launch log_launches[64];
 int log_count, fail_launch, fail_load, fail_graph, context_depth, stream_captures, graphs_alive, nodes_set;
 int driver_version, maps_made, fail_map, copies_made, tables_written, fail_early;
+int fail_copy, copies_before_failure, fail_replay, replays;
 void* current_context;
 Encoded log_maps[64];
 }
@@ -110,6 +111,7 @@ API int cuFuncGetAttribute(int* value, int attribute, void*) {
 }
 API int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void* stream) {
   if (!stream || !current_context) return 400;
+  if (fail_copy && copies_made >= copies_before_failure) return fail_copy;
   memcpy((void*)target, (void*)source, bytes);
   copies_made++;
   return 0;
@@ -193,6 +195,8 @@ API int cuGraphExecKernelNodeSetParams(Graph*, Launch* which, const Node* what) 
   return 0;
 }
 API int cuGraphLaunch(Graph* what, void* stream) {
+  if (fail_replay) return fail_replay;
+  replays++;
   for (int i = 0; i < what->count; i++) {
     log_launches[log_count % 64] = what->nodes[i];
     log_launches[log_count++ % 64].stream = stream;

@@ -17,7 +17,7 @@ STREAM = 0x5EED
 NUMBERS = (
     "log_count", "fail_launch", "fail_load", "fail_graph", "context_depth", "stream_captures", "graphs_alive",
     "nodes_set", "driver_version", "maps_made", "fail_map", "copies_made",
-    "tables_written", "fail_early",
+    "tables_written", "fail_early", "fail_copy", "copies_before_failure", "fail_replay", "replays",
 )  # fmt: skip
 
 

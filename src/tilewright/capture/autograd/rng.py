@@ -10,7 +10,7 @@ as attention without dropout, needs no state; the state of the others is a value
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -28,12 +28,19 @@ CHANCE = "dropout_p"
 
 def draws_nothing(node: fx.Node) -> bool:
     """Whether a node calls an op that may draw random numbers, but does not with these arguments."""
-    op = node.target
-    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
-        return False
-    for place, argument in enumerate(op._schema.arguments):
+    return may_draw(node.target) and has_no_chance(node.target, node.args, node.kwargs)
+
+
+def may_draw(function: object) -> bool:
+    """Whether torch says of an op that it may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+
+
+def has_no_chance(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a function is an op that drops elements by a chance, which is 0 with these arguments."""
+    for place, argument in enumerate(function._schema.arguments if isinstance(function, OpOverload) else ()):
         if argument.name == CHANCE:
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(CHANCE)
+            given = args[place] if place < len(args) else kwargs.get(CHANCE)
             return bool((argument.default_value if given is None else given) == 0)
     return False
 

@@ -219,10 +219,10 @@ class TracedWay(ReportsOfParts):
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         _refuse_modes()
-        example = example_of(args, kwargs)
-        known = any(map(example.is_like, self.examples))
-        if not known and len(self.examples) < GRAPHS.max_short_ways:
-            self.examples.append(example)
+        if not torch._C._is_tracing():  # else sizes are tensors, and torch will refuse the call
+            example = example_of(args, kwargs)
+            if len(self.examples) < GRAPHS.max_short_ways and not any(map(example.is_like, self.examples)):
+                self.examples.append(example)
         oblivious = self.oblivious and not _has_empty(args, kwargs)
         try:
             result = self._traced(args, kwargs, oblivious=oblivious)

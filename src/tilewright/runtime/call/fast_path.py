@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
 from tilewright.runtime.plan.arguments import Argument, in_dual_level
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.known_sizes import Quick, Result, Shortest
+from tilewright.runtime.plan.known_sizes import Quick, Result
 
 from .around.surroundings import Surroundings
 
@@ -43,6 +43,10 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     function (a default device is one), and under autocast, which would change calls."""
     if _modes() or _function_modes() or _transform() is not None or _autocast() or _is_traced():
         raise TypeError("a mode is active")
+    return (*[ask() for ask in _ASKED], *_parts(args, kwargs))
+
+
+def _parts(args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
         if isinstance(a, Tensor) and _lies_plain(a)
@@ -51,8 +55,24 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     ]
     if kwargs:
         parts += kwargs
-        parts.append(key_of(tuple(kwargs.values()), {}))
-    return (_grad(), _default_type(), _deterministic(), _rounds(), *parts)
+        parts.append(tuple(_parts(tuple(kwargs.values()), {})))
+    if len(args) + len(kwargs) > 1:
+        parts.append(_repeats((*args, *kwargs.values())))
+    return parts
+
+
+def _repeats(args: Sequence[object]) -> bool:
+    """Whether one tensor comes twice: a program may ask. Torch gives a graph one tensor once, so that such calls have
+    no short way."""
+    found = [id(a) for a in args if isinstance(a, Tensor)]
+    found += [
+        id(x)
+        for a in args
+        if isinstance(a, tuple)
+        for x in cast(tuple[object, ...], a)
+        if isinstance(x, Tensor)
+    ]
+    return len(set(found)) < len(found)
 
 
 def _lies_plain(t: Tensor) -> bool:
@@ -65,15 +85,18 @@ def _rounds() -> bool:
     return torch.cuda._initialized and singles_may_round()  # else no tensor lies on a GPU
 
 
-def _facts() -> tuple[Asked, ...]:
-    """What a key knows of what is around a call: what is asked, and what it says now. Under modes, transforms,
-    autocast, tangents and traces nothing has a key."""
+_ASKED = (_grad, _default_type, _deterministic, _rounds)
+"""What a key begins with."""
+
+
+def _facts(key: Sequence[object]) -> tuple[Asked, ...]:
+    """What a key knows of what is around a call. Under modes, transforms, autocast and traces nothing has a key;
+    tangents, the executable refuses."""
     none = (
         (_modes, 0), (_function_modes, 0), (_transform, None), (_autocast, False), (in_dual_level, False),
         (_is_traced, False),
     )  # fmt: skip
-    now = ((ask, ask()) for ask in (_grad, _default_type, _deterministic, _rounds))
-    return tuple([Asked(ask, answer) for ask, answer in (*none, *now)])
+    return tuple([Asked(ask, answer) for ask, answer in (*none, *zip(_ASKED, key, strict=False))])
 
 
 def _plain(value: object) -> tuple[object, ...]:
@@ -155,10 +178,6 @@ class Runs(Protocol):
         """Flat results; the list of arguments is emptied."""
         ...
 
-    def shortest(self) -> Shortest:
-        """The shortest way to run like the call before."""
-        ...
-
 
 class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
@@ -195,11 +214,15 @@ class Direct:
         """Whether what the program reads besides its arguments is as it was."""
         return self._around is None or self._around.unchanged()
 
-    def known_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object] | None:
-        """The native function for calls like this one, which this way has just served; it returns `LONG_WAY` for
-        others. None where there is none, or none that is shorter than the one made before."""
-        found = self.executable.shortest()
-        if found.run is self._known or self._around is None:
+    def known_call(
+        self, key: Sequence[object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Callable[..., object] | None:
+        """The native function for calls like this one, with this key, which this way has just served; it returns
+        `LONG_WAY` for others. None where there is none, or none that is shorter than the one made before."""
+        if self._around is None or not isinstance(self.executable, Executable):
+            return None
+        found = self.executable.shortest(self._arguments((*args, *kwargs.values())))
+        if found is None or found.run is self._known:
             return None
         self._known = found.run
         seen = frozenset(id(self._template[k]) for k in found.looked_at)
@@ -215,7 +238,7 @@ class Direct:
             return None if self._do_meet(args, written) else found.run(args)
 
         run = run_apart if written else found.run
-        asked = (*_facts(), *self._around.guards(seen))
+        asked = (*_facts(key), *self._around.guards(seen))
         return native_call_of(KnownCall(args, kwargs, asked, given, run, alone, self._arranged, LONG_WAY))
 
     def _arranged(self, results: Sequence[object]) -> object:
@@ -229,17 +252,21 @@ class Direct:
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key; `LONG_WAY` if an argument that is written
         meets another one, or a frozen tensor."""
-        if self._plain:
-            args = list(leaves)
-        else:
-            args = self._template[:]
-            for k, leaf in self._picks:
-                args[k] = leaves[leaf]
+        args = self._arguments(leaves)
         written = self.executable.written
         if written and self._do_meet(args, written):
             return LONG_WAY
-        results = self.executable(cast(list[Argument], args), out)
+        results = self.executable(args, out)
         return self._arranged(results)
+
+    def _arguments(self, leaves: Sequence[object]) -> list[Argument]:
+        """Those of the executable."""
+        if self._plain:
+            return cast(list[Argument], list(leaves))
+        args = self._template[:]
+        for k, leaf in self._picks:
+            args[k] = leaves[leaf]
+        return cast(list[Argument], args)
 
     def _do_meet(self, args: Sequence[object], written: Sequence[int]) -> bool:
         itself = self._frozen_ids and any(id(args[k]) in self._frozen_ids for k in written)

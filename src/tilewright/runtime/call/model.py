@@ -112,7 +112,7 @@ class CompiledModel:
         self._short: dict[tuple[object, ...], Short] = {}
         self._known: dict[tuple[object, ...], Callable[..., object]] = {}
         self._calls: tuple[Callable[..., object], ...] = ()
-        """Native functions for the calls seen last, the newest first."""
+        """Native functions for some calls, those made last first."""
 
     @property
     def way(self) -> TargetWay:
@@ -137,9 +137,9 @@ class CompiledModel:
 
     def __call__(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
-        return self.call(*args, out=out, **kwargs)
+        return self._enter(*args, out=out, **kwargs)
 
-    def call(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
+    def _enter(self, /, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
         """The same as a method, which Python calls faster than an object."""
         if is_compiling() and out is None and self._way.source is not None:
             return self._way.source(*args, **kwargs)
@@ -203,7 +203,7 @@ class CompiledModel:
         self, key: tuple[object, ...], short: Direct, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Make a native function for calls like one that just went a short way, where there is none as short."""
-        call = short.known_call(args, kwargs)
+        call = short.known_call(key, args, kwargs)
         if call is not None:
             self._known.pop(key, None)
             while len(self._known) >= GRAPHS.max_known_calls:

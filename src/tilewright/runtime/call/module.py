@@ -28,7 +28,7 @@ class CompiledModule(CompiledModel, nn.Module):
         object.__setattr__(self, "_module", module)
         nn.Module.__init__(self)
         self._model = CompiledModel(way)
-        self._entry: Callable[..., object] = self._model.call
+        self._entry: Callable[..., object] = self._model._enter
         CompiledModel.__init__(self, way)
         for held in _SHARED:
             object.__setattr__(self, held, getattr(module, held))

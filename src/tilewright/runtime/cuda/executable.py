@@ -22,7 +22,7 @@ from torch import Tensor
 from tilewright.errors import OutOfMemory
 from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Binding, Plan
-from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.arguments import Argument, check_surroundings
 from tilewright.runtime.plan.bound import BuiltPlan, Workspace
 from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Executable, Guards
 from tilewright.runtime.plan.known_sizes import Bound, Result, Shortest
@@ -118,10 +118,12 @@ class CudaExecutable(Executable):
         """Itself."""
         return self
 
-    def shortest(self) -> Shortest:
-        """The replay of the sizes seen last, where that is one native call."""
-        replay = None if self.graphs is None or self._recent is None else self.graphs.quick(self._recent)
-        return replay or Shortest(self)
+    def shortest(self, args: Sequence[Argument]) -> Shortest | None:
+        """The replay for the sizes of `args`, where that is one native call; None while there may be one later."""
+        if self.graphs is None or self.graphs.refused:
+            return Shortest(self)
+        bound = self._bind(args)
+        return (self.graphs.quick(bound) or Shortest(self)) if self.graphs.has(bound) else None
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found
@@ -145,6 +147,7 @@ class CudaExecutable(Executable):
 
     def _call(self, args: list[Argument], out: Sequence[Tensor | None] | None) -> list[Result]:
         if self.graphs is not None and out is None and not self._capturing():
+            check_surroundings(args)
             bound = self._bind(args)
             replayed = self.graphs.run(self, bound, args)
             if replayed is not None:

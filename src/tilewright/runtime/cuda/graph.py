@@ -24,7 +24,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tilewright.capture.autograd.rng import has_no_chance, may_draw
 from tilewright.errors import UnsupportedError
+from tilewright.ir.graph import LibraryCall
 from tilewright.plan.data import CallStep, Home, Plan
 from tilewright.runtime.plan.arguments import Argument, told_of_writes
 from tilewright.runtime.plan.known_sizes import Bound, Quick, Result, Shortest
@@ -62,7 +64,7 @@ def refusal(plan: Plan) -> str:
         if (
             isinstance(s, CallStep)
             and s.call.reason in UNCAPTURED
-            and not (s.call.reason == "random" and _is_seeded(s))
+            and not (s.call.reason == "random" and _is_seeded(s.call))
         ):
             why = getattr(s.call.function, "uncaptured", s.call.reason)
             if why:
@@ -70,7 +72,7 @@ def refusal(plan: Plan) -> str:
             continue
         if isinstance(s, CallStep) and s.call.is_collective:
             return f"{s.call.name} (other processes take part)"
-        if isinstance(s, CallStep) and not s.call.pure and not _is_seeded(s):
+        if isinstance(s, CallStep) and not s.call.pure and not _is_seeded(s.call):
             return f"{s.call.name} (has effects)"
     if any(b.home is Home.NUMBER for b in plan.buffers):
         return "a number is read back from the device"
@@ -80,14 +82,12 @@ def refusal(plan: Plan) -> str:
 def draws_numbers(plan: Plan) -> bool:
     """Whether a call may draw random numbers from torch's generator (dropout, attention with it, a loop of such steps).
     torch then counts them at each replay."""
-    return any(isinstance(s, CallStep) and _is_seeded(s) for segment in plan.segments for s in segment.steps)
+    calls = [s.call for segment in plan.segments for s in segment.steps if isinstance(s, CallStep)]
+    return any(_is_seeded(c) and not has_no_chance(c.function, c.args, dict(c.kwargs)) for c in calls)
 
 
-def _is_seeded(step: CallStep) -> bool:
-    function = step.call.function
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(
-        function, "draws", False
-    )
+def _is_seeded(call: LibraryCall) -> bool:
+    return may_draw(call.function) or getattr(call.function, "draws", False)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -176,6 +176,11 @@ class Graphs:
             assert state.captured is not None
             return self._replay(state, state.captured, args, plain.plan)
 
+    def has(self, bound: Bound) -> bool:
+        """Whether there is a graph of these sizes."""
+        state = self._sizes.get(bound)
+        return state is not None and state.captured is not None
+
     def quick(self, bound: Bound) -> Shortest | None:
         """What replays the graph of these sizes as one native call; None where nothing does."""
         state = self._sizes.get(bound)
@@ -248,7 +253,7 @@ class Graphs:
         quick = None
         if ports is not None and self._device is not None and not self._seeded:
             rest = self._make, self._written
-            quick = native_replay(self._device, instance, ports, fixed, state.shared, rest)
+            quick = native_replay(self._device, graph, ports, fixed, state.shared, rest)
         state.captured = _Captured(graph, instance, moving, held, fixed, copied, exits, lent_by(exits), quick)
 
     def _written_down(
@@ -274,23 +279,29 @@ class Graphs:
                 torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
             last[0] = stream
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
+
+        def results() -> list[Tensor]:
+            return [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
+
         with torch.no_grad():
+            # What writes into its inputs may run once only: a call for whose results there was no memory is made again.
+            made = None if self._written is None else results()
             copy_all(found.held, given)
             if self._device is not None and not self._seeded:
                 self._device.replay(found.instance, stream)
             else:
                 with torch.cuda.device(plan.device):
                     found.graph.replay()
+            if self._written is not None:
+                self._written(args)
             for k, t, own in zip(found.moving, given, found.held, strict=True):
                 if k in plan.written:
                     t.copy_(own)
-            made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
+            made = results() if made is None else made
             copy_all(made, found.copied)
-            results = [leave(e, args, made) for e in found.exits]
-        if self._written is not None:
-            self._written(args)
+            left = [leave(e, args, made) for e in found.exits]
         args.clear()
-        return results
+        return left
 
 
 @contextlib.contextmanager

@@ -39,16 +39,16 @@ struct tw_known_call {
 };
 
 namespace {
-// Whether what is found, which may be null with an error set, is `wanted`.
-bool is(tw_object found, tw_object wanted) {
-  if (found) {
-    python.drop(found);
-  } else {
-    python.forget();
-  }
-  return found == wanted;
+enum Said { FAILED = -1, NO, YES };  // FAILED: an error is set, as of a signal that came meanwhile
+
+// Whether what is found is `wanted`; null is an error.
+Said is(tw_object found, tw_object wanted) {
+  if (!found) return FAILED;
+  python.drop(found);
+  return found == wanted ? YES : NO;
 }
 
+// Whether an argument is what was brought, as far as nothing of Python's is asked.
 bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   if (b.value) return x == b.value;
   if (*(tw_object*)((char*)x + torch.type) != b.type) return false;
@@ -62,8 +62,7 @@ bool is_like(const tw_known_call* w, const tw_brought& b, tw_object x) {
   }
   if (torch.type_of(handle, &facts[0]) || torch.device(handle, &facts[1]) || torch.device_number(handle, &facts[2])) return false;
   if (memcmp(facts, b.facts, sizeof facts)) return false;
-  if ((*(uint64_t*)(*(char**)handle + words.keys) & ~w->all_but) != b.keys) return false;
-  return is(python.attribute(x, w->gradient), b.wants_gradient);
+  return (*(uint64_t*)(*(char**)handle + words.keys) & ~w->all_but) == b.keys;
 }
 
 bool is_named(const tw_known_call* w, tw_object names) {
@@ -75,26 +74,24 @@ bool is_named(const tw_known_call* w, tw_object names) {
   return true;
 }
 
-bool is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
-  if (positional != w->positional || !is_named(w, names)) return false;
+// Tensors are asked last: by then it is known that no mode is there.
+Said is_known(const tw_known_call* w, tw_object const* args, intptr_t positional, tw_object names) {
+  if (positional != w->positional || !is_named(w, names)) return NO;
   for (int64_t k = 0; k < w->count; k++) {
-    if (!is_like(w, w->brought[k], args[k])) return false;
+    if (!is_like(w, w->brought[k], args[k])) return NO;
+    for (int64_t j = 0; j < k && !w->brought[k].value; j++) {
+      if (args[j] == args[k]) return NO;  // a program may ask whether two tensors are one: here they were not
+    }
   }
-  return true;
-}
-
-enum Answer { YES, NO, ERROR };
-
-// Whether all that is asked is answered as it was. An error that is raised there stays set: it may be an interrupt.
-Answer answers(const tw_known_call* w) {
-  for (int64_t k = 0; k < w->asks; k++) {
+  Said same = YES;
+  for (int64_t k = 0; k < w->asks && same == YES; k++) {
     const tw_asked& a = w->asked[k];
-    tw_object found = python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr);
-    if (!found) return ERROR;
-    python.drop(found);
-    if (found != a.answer) return NO;
+    same = is(python.call(a.function, &a.argument, a.argument ? 1 : 0, nullptr), a.answer);
   }
-  return YES;
+  for (int64_t k = 0; k < w->count && same == YES; k++) {
+    if (!w->brought[k].value) same = is(python.attribute(args[k], w->gradient), w->brought[k].wants_gradient);
+  }
+  return same;
 }
 
 tw_object other(const tw_known_call* w) {
@@ -120,9 +117,8 @@ tw_object returned(const tw_known_call* w, tw_object results) {
 // and nothing has run, where this is another call.
 tw_object known_call(tw_object self, tw_object const* args, intptr_t positional, tw_object names) {
   const tw_known_call* w = (const tw_known_call*)(uintptr_t)python.number(python.first(self, 0));
-  if (!is_known(w, args, positional, names)) return other(w);
-  Answer answer = answers(w);
-  if (answer != YES) return answer == NO ? other(w) : nullptr;
+  Said known = is_known(w, args, positional, names);
+  if (known != YES) return known == NO ? other(w) : nullptr;
   tw_object list = python.list(w->arguments);
   if (!list) return nullptr;
   for (int64_t k = 0; k < w->arguments; k++) {

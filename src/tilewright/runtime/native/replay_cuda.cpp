@@ -17,6 +17,7 @@ struct tw_replay {
   int64_t* last;  // the stream that the memory was last used on
   tw_object stand;     // list of arguments -> whether those that are read in place lie where they did
   tw_object make, fail;  // as of a call; a driver's error is negative
+  tw_object lack;        // the type of error that says that there is no memory
   tw_object acquire, release;  // of the lock of the graph's memory
   tw_object stream, ordinal;   // number of the device -> the current stream
   tw_object written;           // told the list of arguments where some are written; or null
@@ -33,23 +34,23 @@ result copy_all(const tw_copy* copies, int64_t count, stream on) {
 }
 
 // Whether the graph may be replayed now, and reads and copies what is there. Looks, and changes nothing but `copies`.
-bool serves(tw_replay* w, tw_object args, stream* on) {
+Said serves(tw_replay* w, tw_object args, stream* on) {
   tw_object at = python.call(w->stream, &w->ordinal, 1, nullptr);
-  if (!at) return python.forget(), false;
+  if (!at) return FAILED;
   *on = (stream)(uintptr_t)python.number(at);
   python.drop(at);
   int capturing = 0;
-  if ((int64_t)*on != *w->last || driver.stream_capturing(*on, &capturing) || capturing) return false;
-  if (!is(python.call(w->stand, &args, 1, nullptr), python.yes)) return false;
-  for (int64_t k = 0; k < w->moving.count; k++) {
+  if ((int64_t)*on != *w->last || driver.stream_capturing(*on, &capturing) || capturing) return NO;
+  Said stand = is(python.call(w->stand, &args, 1, nullptr), python.yes);
+  for (int64_t k = 0; k < w->moving.count && stand == YES; k++) {
     const tw_input& i = w->moving.input[k];
     tw_object t = python.item(args, i.place);
     char* address;
-    if (!t) return python.forget(), false;
-    if (!lies(i, t, &address)) return false;
+    if (!t) return python.forget(), NO;
+    if (!lies(i, t, &address)) return NO;
     ((char**)w->copies)[i.slot] = address;
   }
-  return true;
+  return stand;
 }
 
 // Copies and launches. Another thread of Python's may run meanwhile: the driver waits where its queue is full.
@@ -84,11 +85,21 @@ tw_object none() {
   return python.none;
 }
 
-// The results where `made` is all right: the copies behind the graph stand in the stream.
+// The results, None, or null with an error set. Where there is no memory for them, None: Python gives some back.
+tw_object results(tw_replay* w, char** at) {
+  tw_object made = outputs(w->outputs, w->output, w->make, at);
+  if (made || !python.matches(w->lack)) return made;
+  python.forget();
+  return none();
+}
+
+// The results, into which copies stand behind the graph. It runs by now: who is told of what it writes is told, whatever
+// comes of the copies.
 tw_object delivered(tw_replay* w, tw_object args, tw_object made, char* const* at, stream on) {
-  result error = copy_out(w, at, on);
-  tw_object told = error || !w->written ? none() : python.call(w->written, &args, 1, nullptr);
+  tw_object told = w->written ? python.call(w->written, &args, 1, nullptr) : none();
   if (told) python.drop(told);
+  if (w->written) python.replace(args, 0, python.length(args), nullptr);  // nobody runs it again
+  result error = told ? copy_out(w, at, on) : 0;
   if (error || !told) {
     python.drop(made);
     return error ? failed(w, -(int64_t)error) : nullptr;
@@ -101,41 +112,35 @@ tw_object delivered(tw_replay* w, tw_object args, tw_object made, char* const* a
 // the graph runs, and where there is no memory, nothing has happened.
 tw_object replayed(tw_replay* w, tw_object args) {
   stream on;
-  if (!serves(w, args, &on)) return none();
+  Said said = serves(w, args, &on);
+  if (said != YES) return said == NO ? none() : nullptr;
   if (int32_t code = *w->device->error) {
     *w->device->error = 0;
     return failed(w, code);
   }
   char* at[w->outputs + 1];
-  tw_object made = w->written ? outputs(w->outputs, w->output, w->make, at) : none();
-  bool ready = !w->written || (made && made != python.none);
-  if (ready && launch_graph(w, on)) ready = false;
-  if (ready && !w->written) {
-    python.drop(made);
-    made = outputs(w->outputs, w->output, w->make, at);
-    ready = made && made != python.none;
+  tw_object made = w->written ? results(w, at) : nullptr;
+  if (w->written && (!made || made == python.none)) return made;
+  if (launch_graph(w, on)) {
+    if (made) python.drop(made);
+    return none();  // Python tries it, and raises what there is to raise
   }
-  if (ready) return delivered(w, args, made, at, on);
-  if (made) {
-    python.drop(made);
-  } else {
-    python.forget();
-  }
-  return none();  // Python tries it, and raises what there is to raise
+  if (!w->written) made = results(w, at);
+  return !made || made == python.none ? made : delivered(w, args, made, at, on);
 }
 
 // (self: a tuple whose first item is the address of a tw_replay; the list of arguments, which is emptied) -> the list of
-// results; None, and nothing has run, where this graph does not serve them now.
+// results; None, and nothing has run that shows, where this graph does not serve them now.
 tw_object replay(tw_object self, tw_object args) {
   tw_replay* w = (tw_replay*)(uintptr_t)python.number(python.first(self, 0));
-  tw_object got = python.call(w->acquire, &python.no, 1, nullptr);
-  if (!is(got, python.yes)) return none();
+  Said got = is(python.call(w->acquire, &python.no, 1, nullptr), python.yes);
+  if (got != YES) return got == NO ? none() : nullptr;
   tw_object made = replayed(w, args);
   // An error that is set stays so: what releases a lock leaves it alone.
   void* error[3];
   if (!made) python.fetch(&error[0], &error[1], &error[2]);
   tw_object released = python.call(w->release, nullptr, 0, nullptr);
-  if (released) python.drop(released);
+  released ? python.drop(released) : python.forget();
   if (!made) python.restore(error[0], error[1], error[2]);
   return made;
 }

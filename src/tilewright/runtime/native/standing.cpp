@@ -58,8 +58,9 @@ bool is_same(const char* a, const char* b) {
 
 inline bool is_still(const tw_words& at, const tw_seen& s, tw_object t) {
   tw_object type = *(tw_object*)((char*)t + torch.type);
+  if (type != torch.tensor && type != torch.parameter) return false;  // it may be too short to have a handle
   char* tensor = word((char*)t, torch.handle);
-  if ((type != torch.tensor && type != torch.parameter) || tensor != s.tensor || !tensor) return false;
+  if (tensor != s.tensor || !tensor) return false;
   char* storage = word(tensor, at.storage);
   if (storage != s.storage || word(storage, at.data) != s.data || !is_same(tensor + at.form, s.form)) return false;
   if (!s.counted) return true;
@@ -76,14 +77,15 @@ tw_object said(bool yes) {
 }
 
 // (self: a tuple whose first item is the address of a tw_standing; the list of arguments) -> whether they are as noted.
+// Not if one is missing.
 tw_object stand(tw_object self, tw_object args) {
   const tw_standing* w = standing_of(self);
   const tw_words at = words;
   bool still = true;
   for (int64_t k = 0; k < w->count && still; k++) {
     tw_object t = python.item(args, w->seen[k].place);
-    if (!t) return nullptr;
-    still = is_still(at, w->seen[k], t);
+    if (!t) python.forget();
+    still = t && is_still(at, w->seen[k], t);
   }
   return said(still);
 }

@@ -43,6 +43,7 @@ struct tw_python {
   void (*wait_for)(void* thread);
   void (*fetch)(void** type, void** value, void** trace);  // the error that is set
   void (*restore)(void* type, void* value, void* trace);
+  int (*matches)(tw_object type);  // the error that is set
   tw_object none, yes, no;
 };
 

@@ -52,7 +52,7 @@ class Python(ctypes.Structure):
         "Py_DecRef", "PyDict_Size", "PyDict_GetItem", "PyDict_Next", "PyObject_GenericGetDict", "PyErr_Clear",
         "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults", "PyTuple_Size", "PyObject_GetAttr",
         "PyList_AsTuple", "PyEval_SaveThread", "PyEval_RestoreThread",
-        "PyErr_Fetch", "PyErr_Restore",
+        "PyErr_Fetch", "PyErr_Restore", "PyErr_ExceptionMatches",
     )  # fmt: skip
     OBJECTS = (None, True, False)
 

@@ -26,21 +26,25 @@ class _Watcher:
 
 
 _watchers: list[_Watcher] = []
+_made: dict[int, _Watcher] = {}
+"""By the address of what is called. Python has places for eight watchers, of which it and torch take some."""
 
 
 def attach(library: ctypes.CDLL) -> None:
     """Let Python tell `library` of changes, where it does so."""
     _watchers.clear()
-    try:
-        tells = ctypes.cast(library.tw_dict_changes, ctypes.c_void_p)
-        number = ctypes.pythonapi.PyDict_AddWatcher(tells)
-    except (AttributeError, RuntimeError):  # Python has none, or none left
-        return
-    library.tw_dict_changes_told.restype = ctypes.c_int64
-    watcher = _Watcher(number, library.tw_dict_changes_told)
+    tells = ctypes.cast(library.tw_dict_changes, ctypes.c_void_p)
+    if tells.value not in _made:
+        try:
+            number = ctypes.pythonapi.PyDict_AddWatcher(tells)
+        except (AttributeError, RuntimeError):  # Python has none, or none left
+            return
+        library.tw_dict_changes_told.restype = ctypes.c_int64
+        _made[tells.value or 0] = _Watcher(number, library.tw_dict_changes_told)
+    watcher = _made[tells.value or 0]
     if _tells_all(watcher, _changes(watcher)):
         of_attributes = _tells_all(watcher, _changes_of_attributes(watcher, _Sample()))
-        _watchers.append(_Watcher(number, watcher.told, of_attributes))
+        _watchers.append(_Watcher(watcher.number, watcher.told, of_attributes))
 
 
 def watch(watched: dict[Any, object]) -> bool:

@@ -119,8 +119,9 @@ class Executable:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def shortest(self) -> Shortest:
-        """Itself."""
+    def shortest(self, args: Sequence[Argument]) -> Shortest | None:
+        """The shortest way to run calls of the sizes of `args`: itself. None where there may be a much shorter one
+        soon."""
         return Shortest(self)
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:

@@ -22,8 +22,8 @@ Quick = Callable[[list[Argument]], list[Result] | None]
 
 
 class Shortest(NamedTuple):
-    """The shortest `run` of calls of the sizes seen last, which gives None where it does not serve them. As long as
-    there is no shorter one, it is the same object. It looks itself whether the arguments `looked_at` are what they
+    """The shortest `run` of calls of some sizes, which gives None where it does not serve them. As long as there is no
+    shorter one, it is the same object. It looks itself whether the arguments `looked_at` are what they
     were: at the same address, of the same sizes, strides and type."""
 
     run: Quick

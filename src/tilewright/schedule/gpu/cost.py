@@ -6,6 +6,8 @@ loop of dependent steps waits for memory once per step and stage.
 
 from __future__ import annotations
 
+import math
+
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, SPECIAL_COST, Expr, axes_of, axis, walk
@@ -14,6 +16,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.cpu.vectors import points
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.thresholds import GPU_COST
 
 from .matmul import product_seconds
 
@@ -51,7 +54,30 @@ def block_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHin
     special, plain = _work(form, hints)
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy
-    return max(memory, waiting, working * tail) + target.launch_seconds
+    folding = -(-count // target.cores) * _row_parts(form, schedule, hints) * GPU_COST.row_fold_seconds
+    return max(memory, waiting, working * tail, folding) + target.launch_seconds
+
+
+def _row_parts(form: Form, schedule: Schedule, hints: SizeHints) -> int:
+    """Parts that the warps of a block have of columns whose rows are folded. Columns lie side by side in the lanes;
+    each row is another warp's, as far as there are as many, and its part goes through shared memory."""
+    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
+    turns = {
+        c.axis: -(-max(1, hints.estimate(c.axis.extent)) // c.tile)
+        for c in schedule.tiling.classes
+        if c.role not in (Role.GRID, Role.RESIDENT)
+    }
+    lane = schedule.tiling.lane
+    parts = 0
+    for i in form.items:
+        if i.reduction is None or lane is None or lane not in i.kept or tiles.get(lane, 1) == 1:
+            continue
+        rows = math.prod(tiles.get(a, 1) for a in i.reduce)
+        if rows > 1:
+            columns = math.prod(tiles.get(a, 1) * turns.get(a, 1) for a in i.kept)
+            steps = 1 if schedule.per_lane(i.id) else math.prod(turns.get(a, 1) for a in i.reduce)
+            parts += min(rows, schedule.launch.warps) * columns * steps
+    return parts
 
 
 def _side_by_side(form: Form) -> int:

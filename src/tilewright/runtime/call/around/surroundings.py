@@ -134,6 +134,7 @@ class Surroundings:
         """Make what looks at all tensors at once."""
         self._all: list[object] = [*self._likes, *self._weights]
         self._standings: dict[tuple[int, ...], Standing] = {}
+        """What looks at some of all tensors, by their numbers."""
         self._standing = self._standing_of(tuple(range(len(self._all))))
 
     def _standing_of(self, places: tuple[int, ...]) -> Standing | None:

@@ -78,10 +78,12 @@ def exits_of(
 
 
 def memory_of(t: Tensor) -> int:
+    """Where the storage of a tensor begins: those of one storage share memory."""
     return t.untyped_storage().data_ptr()
 
 
 def leave(e: Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Result:
+    """The result that leaves so, of a call with `args`, for which `copies` were made."""
     if e.lent is not None:
         return e.lent.detach()
     if e.number < 0:
@@ -116,6 +118,7 @@ def _alone(t: Tensor) -> Tensor:
 
 
 def lent_by(exits: Sequence[Exit]) -> tuple[Lent, ...]:
+    """The memory that leaves lent, each storage once."""
     held: dict[int, list[Tensor]] = {}
     for e in exits:
         if e.lent is not None:

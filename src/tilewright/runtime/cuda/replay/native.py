@@ -7,8 +7,9 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from tilewright.plan.data import Plan
@@ -61,13 +62,13 @@ def _lies(t: Tensor) -> tuple[object, ...]:
 
 
 class Ports(NamedTuple):
-    """What a graph copies in and out: inputs by number and their copies, results, and the order in which these leave
-    (None: as they are copied)."""
+    """What a graph copies in and out: inputs by number and their copies, results, and the order in which these
+    leave."""
 
     moving: tuple[int, ...]
     held: tuple[Tensor, ...]
     copied: Sequence[Tensor]
-    order: tuple[int, ...] | None
+    order: tuple[int, ...]
 
 
 def ports_of(
@@ -86,24 +87,12 @@ def ports_of(
     order = tuple(e.number for e in exits)
     if len(set(order)) < len(order):
         return None
-    return Ports(moving, held, copied, None if order == tuple(range(len(copied))) else order)
+    return Ports(moving, held, copied, order)
 
 
 def _is_whole(t: Tensor) -> bool:
     low, high = memory_range(t)
     return high - low == t.nbytes and not repeats_memory(t)
-
-
-class Copies:
-    """Copies of whole memory on a device, `before` a graph and `behind` it: three numbers for each in `rows`, the
-    addresses of target and source, and bytes."""
-
-    def __init__(
-        self, before: Sequence[tuple[int, int, int]], behind: Sequence[tuple[int, int, int]]
-    ) -> None:
-        self.before, self.behind = len(before), len(behind)
-        self.rows = array("Q", [number for row in (*before, *behind) for number in row] or [0])
-        self.address = self.rows.buffer_info()[0]
 
 
 class _Replay(ctypes.Structure):
@@ -119,7 +108,7 @@ class _Replay(ctypes.Structure):
         ("last", ctypes.c_void_p),
         *(
             (name, ctypes.c_void_p)
-            for name in ("stand", "make", "fail", "acquire", "release", "stream", "ordinal")
+            for name in ("stand", "make", "fail", "lack", "acquire", "release", "stream", "ordinal")
         ),
         ("written", ctypes.c_void_p),
     )
@@ -132,36 +121,45 @@ class Shared(NamedTuple):
     stream: array[int]
 
 
+class Instantiated(Protocol):
+    """A graph of torch's. The driver's ends with it, and so does the memory that it works in."""
+
+    def raw_cuda_graph_exec(self) -> int:
+        """The driver's handle."""
+        ...
+
+
 Written = Callable[[list[Argument]], object]
 """Told the arguments of a call that writes into some of them."""
 
 
 def native_replay(
     device: Device,
-    instance: int,
+    graph: Instantiated,
     ports: Ports,
     fixed: Fixed,
     shared: Shared,
     rest: tuple[Make, Written | None],
 ) -> Quick | None:
-    """The replay of an instantiated graph as a native function of the list of arguments: the list of results, or None,
-    and nothing has run, where it does not serve them now. None without a native side. `rest`: what makes results, and
-    who is told of inputs that are written.
+    """The replay of a graph as a native function of the list of arguments: the list of results, or None, and nothing
+    has run, where it does not serve them now. None without a native side. `rest`: what makes results, and who is told
+    of inputs that are written. The function keeps the graph: a known call may have it when another one has long been
+    captured for such calls.
 
     The copies are of bytes from the first to the last element, so that tensors must fill what they span."""
     if not device.driver.sees_objects:
         return None
     make, written = rest
     held, copied = ports.held, ports.copied
-    copies = Copies(
-        [(t.data_ptr(), 0, t.nbytes) for t in held], [(0, t.data_ptr(), t.nbytes) for t in copied]
-    )
+    before = [(t.data_ptr(), 0, t.nbytes) for t in held]
+    behind = [(0, t.data_ptr(), t.nbytes) for t in copied]
+    # Of each copy, the addresses of target and source, and bytes.
+    copies = array("Q", [number for row in (*before, *behind) for number in row] or [0])
     moving = table_of([
         Lies(k, 3 * n + 1, tuple(t.shape), t.stride())
         for n, (k, t) in enumerate(zip(ports.moving, held, strict=True))
     ])  # fmt: skip
-    order = range(len(copied)) if ports.order is None else ports.order
-    places = {number: place for place, number in enumerate(order)}
+    places = {number: place for place, number in enumerate(ports.order)}
     made = [(places[n], len(held) + n, tuple(t.shape), t.stride(), t.dtype) for n, t in enumerate(copied)]
     rows = output_rows(made)
 
@@ -171,15 +169,17 @@ def native_replay(
         raise_error(code)
 
     objects: tuple[Any, ...] = (
-        fixed.still, make, fail, shared.lock.acquire, shared.lock.release, current_stream, device.ordinal,
+        fixed.still, make, fail, torch.OutOfMemoryError, shared.lock.acquire, shared.lock.release, current_stream,
+        device.ordinal,
     )  # fmt: skip
     at = ctypes.addressof
     place = id  # what is meant is the object itself, which the function keeps
     table = _Replay(
-        device.address, instance, copies.address, copies.before, copies.behind, len(made), moving, at(rows),
-        shared.stream.buffer_info()[0], *map(place, objects), None if written is None else place(written),
+        device.address, graph.raw_cuda_graph_exec(), copies.buffer_info()[0], len(before), len(behind), len(made),
+        moving, at(rows), shared.stream.buffer_info()[0], *map(place, objects), written and place(written),
     )  # fmt: skip
+    rest_held = written, device, shared, held, copied, graph
     function: Quick = device.driver.replayer(
-        (at(table), table, (copies, moving, rows, made), objects, (written, device, shared, held, copied))
+        (at(table), table, (copies, moving, rows, made), objects, rest_held)
     )
     return function
