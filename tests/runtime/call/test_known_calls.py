@@ -211,6 +211,7 @@ def test_calls_under_inference_mode_are_known(monkeypatch: pytest.MonkeyPatch) -
     assert not looks
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own trace
 def test_a_trace_of_torch_takes_no_known_call_for_a_constant() -> None:
     fast, x = tilewright.compile(lambda x: x.sin() * 2), torch.ones(3)
     made_known(fast, x)
@@ -230,3 +231,11 @@ def test_lists_and_dicts_of_the_caller_are_given_as_they_are() -> None:
         found, named = list[Tensor](), dict[str, Tensor]()
         fast(x, found, named)
         torch.testing.assert_close((found, named), ([x * 2], {"a": x * 3}))
+
+
+def test_where_an_argument_lies() -> None:
+    fast = tilewright.compile(lambda x: (x * 2, x.data_ptr()))
+    tensors = [torch.ones(2) for _ in range(2)]
+    for x in (*[tensors[0]] * 3, *[tensors[1]] * 3):
+        given = fast(x)
+        assert isinstance(given, tuple) and given[1] == x.data_ptr()

@@ -133,7 +133,7 @@ def _values_at() -> int:
     sample, given = _Sample(), _Sample()
     sample.x = 1  # pyright: ignore[reportAttributeAccessIssue]
     given.__dict__ = {"x": 1}
-    together = ({}, {"a": 1}, OrderedDict(a=1), vars(given), globals(), vars(gc))
+    together: tuple[dict[Any, object], ...] = ({}, {"a": 1}, OrderedDict(a=1), vars(given), globals())
     if {}.__sizeof__() < at + ctypes.sizeof(ctypes.c_void_p) or not _values(vars(sample), at):
         return 0
     return 0 if any(_values(d, at) for d in together) else at

@@ -43,6 +43,7 @@ class Traced:
     guards: Iterable[Guard]
     sources: tuple[Source, ...]
     asks_gradients: bool
+    asks_addresses: bool
 
     @classmethod
     def now(cls) -> Traced | None:
@@ -55,7 +56,7 @@ class Traced:
         known = () if shapes is None else tuple(s for found in shapes.var_to_sources.values() for s in found)
         # Torch takes the set away when it is done: what it adds until then stands in the inner one.
         guards = context.guards_context.dynamo_guards.inner
-        return cls(guards, known, any(map(_asks_gradients, code)))
+        return cls(guards, known, any(map(_asks_gradients, code)), any(map(_asks_addresses, code)))
 
 
 _OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn", "grad"})
@@ -63,6 +64,11 @@ _OF_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn", "grad"})
 
 def _asks_gradients(code: types.CodeType) -> bool:
     return not (_OF_GRADIENTS.isdisjoint(code.co_names) or code.co_filename.startswith(_TORCH))
+
+
+def _asks_addresses(code: types.CodeType) -> bool:
+    """Whether a program may return where a tensor lies: no key knows that."""
+    return "data_ptr" in code.co_names and not code.co_filename.startswith(_TORCH)
 
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -83,7 +89,7 @@ class GuardLog:
     def reads(self, number: int, frame: Frame | None) -> Reads | None:
         """What the graph of that number relies on in a call that torch let run it; None where it cannot be watched."""
         trace = self._traces.get(number)
-        if trace is None or frame is None:
+        if trace is None or frame is None or trace.asks_addresses:
             return None
         reads = Reads(asks_gradients=trace.asks_gradients)
         walk = Follower(frame, reads)

@@ -238,7 +238,8 @@ def _dict_word() -> int:
     object; 0 where that is not so."""
     sample = _Sample()
     first, second = vars(sample), dict[str, object]()
-    for at in range(-_PLACES_IN_FRONT * WORD, 0, WORD):
+    # Python may keep four words in front of an object: two for the collector, one or two for its attributes.
+    for at in range(-4 * WORD, 0, WORD):
         word, seen = ctypes.c_uint64.from_address(id(sample) + at), list[bool]()
         for own in (first, second, first):
             sample.__dict__ = own
@@ -248,16 +249,11 @@ def _dict_word() -> int:
     return 0
 
 
-_PLACES_IN_FRONT = 4
-"""Words that Python may keep in front of an object: two for the collector, one or two for its attributes."""
-_KEEPS_DICT = 1 << 4
-"""A flag of types: Python keeps place for the dicts of their objects (`Py_TPFLAGS_MANAGED_DICT`)."""
-
-
 def _dict_at(of: object, own: object) -> int:
     """Where an object refers to the dict of its attributes, `own`; 0 where that is not seen."""
     kind = type(of)
-    at = DICT_AT if kind.__flags__ & _KEEPS_DICT else max(0, kind.__dictoffset__)
+    keeps_place = kind.__flags__ & 1 << 4  # Py_TPFLAGS_MANAGED_DICT
+    at = DICT_AT if keeps_place else max(0, kind.__dictoffset__)
     return at and (id(of) + at if ctypes.c_uint64.from_address(id(of) + at).value == id(own) else 0)
 
 
