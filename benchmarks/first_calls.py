@@ -81,6 +81,8 @@ def main(arguments: Sequence[str]) -> None:
     if why := gpu_report.unusable(device):
         sys.exit(why)
     warnings.filterwarnings("ignore")
+    # Torch's own layer in one op, which some torches cannot trace.
+    torch.backends.mha.set_fastpath_enabled(False)
     with torch.no_grad():
         found = measure(device)
     print("graphs over plain", found["graphs_over_plain"])

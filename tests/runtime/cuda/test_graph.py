@@ -342,6 +342,16 @@ def test_a_weight_that_moves_during_a_capture_leaves_no_graph() -> None:
     assert state.captured is None and not graphs.refused
 
 
+def test_what_is_read_in_place_is_not_held(gpu: Device) -> None:
+    """A forward pass lends its memory to the backward pass, and counts who holds it."""
+    lent = torch.randn(3)
+    fixed = Fixed({0: lent.view(3)})
+    assert fixed.stand([lent.view(3)]) and fixed.looked_at == (0,)
+    users = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+    own, other = lent.untyped_storage(), torch.randn(3).untyped_storage()
+    assert users(own._cdata) == users(other._cdata) + 1  # here, `lent` itself
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_capture_without_memory_is_tried_again_once(failures: int) -> None:
     """After the first one torch has given back what it kept for later calls."""

@@ -134,7 +134,9 @@ def table_of(
         if i.like is not None:
             row.sizes, row.facts = sizes.buffer_info()[0] or row.strides, facts_of(i.like)
     table = LayoutTable(len(inputs), ctypes.addressof(rows))
-    table.rows, table.held, table.inputs = rows, held, tuple(inputs)
+    table.rows, table.held = rows, held
+    # Nothing here keeps a tensor: who lends memory counts those who hold it.
+    table.inputs = tuple([i if i.like is None else i._replace(like=None) for i in inputs])
     return table
 
 
