@@ -52,7 +52,7 @@ def made(fake: ctypes.CDLL, gpu: Device, monkeypatch: pytest.MonkeyPatch) -> Sim
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "device", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Stream", mock.Mock)
-    for module in (graph_module, native):
+    for module in (graph_module, native, executable_module):
         monkeypatch.setattr(module, "current_stream", lambda ordinal: STREAM)
     monkeypatch.setattr(executable_module, "capturing_on", lambda ordinal: lambda: False)
     monkeypatch.setattr(Graphs, "_written_down", lambda *_: (captured, [Exit(None, 0)], [RESULT]))
