@@ -131,8 +131,9 @@ class Surroundings:
         self._look_at()
 
     def _look_at(self) -> None:
-        """Make what looks at all tensors at once."""
-        self._all: list[object] = [*self._likes, *self._weights]
+        """Make what looks at all tensors at once, at each of them once."""
+        known = set(map(id, self._likes))
+        self._all: list[object] = [*self._likes, *(t for t in self._weights if id(t) not in known)]
         self._standings: dict[tuple[int, ...], Standing] = {}
         self._standing = self._standing_of(tuple(range(len(self._all))))
 
@@ -147,9 +148,8 @@ class Surroundings:
 
     def _new_standing(self, places: tuple[int, ...]) -> Standing | None:
         """The same, with nothing noted; tensors that are watched must not be written."""
-        first = len(self._likes)
-        counted = (k for k, (*_, version) in enumerate(self.versions.values(), first) if version >= 0)
-        return standing(places, frozenset(counted))
+        counted = {number for number, (*_, version) in self.versions.items() if version >= 0}
+        return standing(places, frozenset(k for k in places if id(self._all[k]) in counted))
 
     @property
     def watched(self) -> Sequence[Tensor]:
@@ -174,7 +174,7 @@ class Surroundings:
     def guards(self, seen: frozenset[int]) -> list[Asked]:
         """The same as what a known call asks, one by one; it may say no where `unchanged` says yes after a longer look.
         Who asks sees of the tensors with the ids `seen` himself what they are."""
-        rest = tuple([k for k, t in enumerate(self._all) if k >= len(self._likes) or id(t) not in seen])
+        rest = tuple([k for k, t in enumerate(self._all) if id(t) in self.versions or id(t) not in seen])
         looks = self._standing_of(rest)
         if looks is None or self._same is None or not (self.unchanged() and self._tensors_stand()):
             return [Asked(self.unchanged)]
