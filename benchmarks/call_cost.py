@@ -29,6 +29,7 @@ from benchmarks.record import Facts
 
 Call = Callable[[Tensor], object]
 ROUNDS, IN_A_ROW, INPUTS = 300, 40, 4
+SETTLING_SECONDS = 2.0
 FLOOR = "replay alone"
 OURS = "tilewright.compile"
 FROZEN = f"{OURS}, frozen"
@@ -65,11 +66,17 @@ def device_us(call: Callable[[], object], rounds: int = 9) -> float:
     return statistics.median(found)
 
 
+def settle(call: Callable[[], object]) -> None:
+    """Call until all is built and captured, and wait until nothing of that runs any more."""
+    for _ in range(6):
+        call()
+    time.sleep(SETTLING_SECONDS)
+
+
 def figures(call: Callable[[], object]) -> Facts:
     """What one contestant costs. Calls in a row that wait for the host tell no device time: where `host_us` is not
     below `device_us`, that is how long the host takes, and what is over it is too small: compare `wall_us` then."""
-    for _ in range(6):
-        call()
+    settle(call)
     device = device_us(call)
     whole, host = wall_us(call)
     return {"wall_us": whole, "host_us": host, "device_us": device, "over_device_us": whole - device}

@@ -50,6 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     monkeypatch.setattr(torch.cuda, "synchronize", made.wait)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(made))
     monkeypatch.setattr(call_cost.time, "perf_counter", lambda: made.now / 1e6)
+    monkeypatch.setattr(call_cost.time, "sleep", lambda seconds: None)
     yield made
 
 
