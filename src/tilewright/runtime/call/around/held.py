@@ -3,8 +3,7 @@
 Where Python tells of changes (from 3.12 on, see `objects/watching`), dicts are looked at only after one; in 3.13, those
 of attributes each time, as it does not tell of these. Else, a dict of which Python has changed nothing costs a look at
 its version, and names are looked up only in others. Python keeps such versions up to 3.12 (in 3.13, attributes change
-without one). What a Python does is tried when this module is
-loaded."""
+without one). What a Python does is tried when this module is loaded."""
 
 from __future__ import annotations
 
