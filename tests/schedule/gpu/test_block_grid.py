@@ -126,3 +126,18 @@ def test_an_axis_that_is_changed_has_another_hash() -> None:
     assert hash(one) == hash(Axis("a", extent)) and one == Axis("a", extent)
     other = replace(one, name="b")
     assert hash(other) == hash(Axis("b", extent)) != hash(one) and other != one
+
+
+def test_one_block_takes_as_long_as_one_in_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block multiplies on its own core, however many others stand idle."""
+    cores = preset("sm_90").cores
+    found: list[float] = []
+    for rows in (128, 128 * cores):
+        monkeypatch.setitem(CASES, "rows", (summed, empty((rows, 8192), (8192, 128))))
+        model, grid = searches(monkeypatch, "rows")[0]
+        m, n, k = model.known.tiled
+        chosen = [c for place in np.ndindex(grid.may.shape) if (c := grid.candidate(place)).warps == 8]
+        wanted = [c for c in chosen if (c.tiles[m], c.tiles[n], c.tiles[k], c.stages) == (128, 128, 64, 4)]
+        assert len(wanted) == 1 and model.counts(wanted[0])[0] == rows // 128
+        found.append(float(model.seconds(wanted[0])))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)

@@ -144,7 +144,7 @@ class BlockModel:
         together = largest(1, together)
         count, steps = self.counts(c)
         share = _least(1.0, count / target.cores)
-        parts = [self.multiplying(c), *(w / share for w in self.calculating)]
+        parts = [work / share for work in (self.multiplying(c), *self.calculating)]
         most = _most(parts)
         waves = count / (target.cores * together)
         tail = where(waves > 1, -(-count // (target.cores * together)) / waves, 1.0)
