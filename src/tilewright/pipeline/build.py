@@ -64,6 +64,15 @@ class JoinedKernelRefused(BuildError):
     """A kernel that is there because a clock preferred it to others, and that does not build: these are wanted."""
 
 
+class ProductRefused(BuildError):
+    """The kernel of a product (by the key of its task) that is there because it was measured as faster than a library,
+    and that does not build: the library's is wanted."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message, phase="build")
+        self.key = key
+
+
 class RefusedKernels(KernelRefused):
     """`kernels` of a cover that the compiler behind us refuses, in its words."""
 

@@ -55,7 +55,7 @@ from tilewright.tuning.search_limits import BUILDING
 from tilewright.tuning.text_limits import TEXTS
 
 from .backends.executables import executable
-from .build import RefusedKernels, names_of, number_kernels
+from .build import ProductRefused, RefusedKernels, names_of, number_kernels
 from .phases import PHASES, begin, check_strict, run_phases
 from .place import DevicePlace, find_missing, machine_of, place_of
 from .state import CapturedProgram, CompileRequest, PlannedGraph, State
@@ -312,19 +312,24 @@ def _on_host(graph: Graph) -> Graph:
 
 
 def _generated(asked: CompileRequest, graph: Graph) -> PlannedGraph:
-    """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
-    for _ in range(BUILDING.max_graph_attempts):
+    """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning), and
+    with the library's products where those that were measured as faster do not build."""
+    refusals = 0
+    while True:
         try:
             return _attempted(asked, graph)
+        except ProductRefused as refused:  # at most once for each product
+            warn(f"the library computes it: {refused}", RuntimeWarning)
+            asked = replace(asked, refused=asked.refused | {refused.key})
         except RefusedKernels as refused:
             ops = [op for kernel in refused.kernels for op in kernel.ops]
             left = keep_as_calls(graph, (op.origin for op in ops), "a refused kernel")
-            if asked.options.strict or left is graph:
+            refusals += 1
+            if asked.options.strict or left is graph or refusals > BUILDING.max_graph_attempts:
                 raise
             names = ", ".join(op.name for op in ops)
             warn(f"{names} run as library calls: {refused}", RuntimeWarning)
             graph = left
-    return _attempted(asked, graph)
 
 
 def _attempted(asked: CompileRequest, graph: Graph) -> PlannedGraph:

@@ -54,7 +54,16 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.tuning.thresholds import SIZES
 
-from .build import Clock, JoinedKernelRefused, KernelBuilder, Kernels, in_silence, names_of, number_kernels
+from .build import (
+    Clock,
+    JoinedKernelRefused,
+    KernelBuilder,
+    Kernels,
+    ProductRefused,
+    in_silence,
+    names_of,
+    number_kernels,
+)
 from .loops import Bodies, Looping, compile_loops
 from .place import DevicePlace
 from .products import choose_products, choose_untimed
@@ -82,6 +91,8 @@ class Phase:
         """The state behind this phase."""
         try:
             return self.run(state)
+        except ProductRefused:  # the graph is compiled again without it
+            raise
         except Exception as error:
             if not self.faster:
                 raise
@@ -220,9 +231,9 @@ def _choose_products(state: State) -> State:
     builder = _quiet_builder(state)
     if _times_products(state):
         seconds = asked.options.tune_seconds
-        found = choose_products(state.graph, builder, asked.place.device, seconds, improved)
+        found = choose_products(state.graph, builder, asked.place.device, seconds, improved, asked.refused)
     else:
-        found = choose_untimed(state.graph, builder.solver)
+        found = choose_untimed(state.graph, builder.solver, asked.refused)
     return replace(state, graph=found.graph, products=found)
 
 

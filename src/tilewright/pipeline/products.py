@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
-from .build import KernelBuilder
+from .build import KernelBuilder, ProductRefused
 from .prices import library_seconds
 from .product_ways import (
     ProductTask,
@@ -51,19 +51,21 @@ LOG = logging.getLogger("tilewright")
 
 
 def choose_products(
-    graph: Graph, builder: KernelBuilder, device: str, seconds: float, improve: Rewrite = lambda graph: graph
-) -> ChosenProducts:
+    graph: Graph, builder: KernelBuilder, device: str, seconds: float, improve: Rewrite = lambda graph: graph,
+    refused: Set[str] = frozenset(),
+) -> ChosenProducts:  # fmt: skip
     """The graph with kernels for those groups of `find_products` for which a kernel is measured as faster on `device`.
     About so many `seconds` go into building and timing, by the number of kernels that this allows; groups for which
     there is no time stay undecided, and a library's but for those that a tuning file or `choose_untimed` decides.
-    `improve` does to calls what the later phases do."""
+    `improve` does to calls what the later phases do. Groups of tasks with `refused` keys stay the library's: see
+    `ProductRefused`."""
     clock = builder.backend.replay_clock(device)
     seconds, tuned = builder.tuned.seconds(seconds), builder.tuned
     solver = builder.solver
     if clock is None or (seconds <= 0 and not tuned):
-        return choose_untimed(graph, solver)
+        return choose_untimed(graph, solver, refused)
     normal = normalise(graph)
-    tasks = tasks_of(normal, improve, solver.hints)
+    tasks = [t for t in tasks_of(normal, improve, solver.hints) if t.key not in refused]
     if not tasks:
         return ChosenProducts(graph)
     where = builder.backend.timing_key(device, solver.options)
@@ -87,12 +89,13 @@ def choose_products(
     return _with_kernels(normal, graph, tasks, known, solver, verdicts)
 
 
-def choose_untimed(graph: Graph, solver: Solver) -> ChosenProducts:
+def choose_untimed(graph: Graph, solver: Solver, refused: Set[str] = frozenset()) -> ChosenProducts:
     """The graph with kernels for those groups that unpack operands and that the model takes for much faster so (what a
     library multiplies lies in memory before, several times as large as what it is unpacked from), and for those of
-    which the table of the target says that kernels were faster."""
+    which the table of the target says that kernels were faster. Groups of tasks with `refused` keys stay as they
+    are."""
     normal = normalise(graph)
-    tasks = tasks_of(normal, lambda g: g, solver.hints)
+    tasks = [t for t in tasks_of(normal, lambda g: g, solver.hints) if t.key not in refused]
     found = {t.key: decided for t in tasks if (decided := _untimed(t, solver)) is not None}
     return _with_kernels(normal, graph, tasks, found, solver) if found else ChosenProducts(graph)
 
@@ -178,7 +181,7 @@ class _Numbering:
 
 def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct, drop: Callable[[], None]) -> bool:
     """Tell the solver which schedule was decided on; whether it is one. If it is not, or does not build, `drop` is
-    called."""
+    called; what the model prefers instead was not measured beside the library, so that then the library is wanted."""
     found = task.kernels(decided.way)
     if found is None:
         return False
@@ -191,7 +194,13 @@ def _tell(solver: Solver, task: ProductTask, decided: ChosenProduct, drop: Calla
         drop()
         return False
     alone = Kernel(tuple(replace(op, kernel=0) for op in kernel.ops), kernel.outputs)
-    solver.prefer(alone, solution, lambda why: drop())
+
+    def refuse(why: str) -> None:
+        drop()
+        said = f"a kernel of {told(task.region)} does not build, though it was measured as faster than the library"
+        raise ProductRefused(f"{said}: {why}" if why else said, task.key)
+
+    solver.prefer(alone, solution, refuse)
     return True
 
 

@@ -35,6 +35,7 @@ from .build import (
     JoinedKernelRefused,
     KernelBuilder,
     Kernels,
+    ProductRefused,
     RefusedKernels,
     names_of,
     number_kernels,
@@ -92,7 +93,7 @@ class ReplayTrial:
         """What `do` gives; None where it fails, of which others know nothing, unless other kernels are wanted now."""
         try:
             return do()
-        except JoinedKernelRefused:
+        except (JoinedKernelRefused, ProductRefused):
             raise
         except (TilewrightError, RuntimeError, MemoryError) as refused:
             warn_once(f"kernels are not timed, the library is taken: {refused}")

@@ -71,7 +71,8 @@ class CapturedProgram:
 class CompileRequest:
     """What is asked for beside the graph: how, where, whose memory its outputs may be (`shares`), the sizes that it was
     `traced` with. A caller who is `trusted` checks sizes and types on each call. A graph that is `repeated` runs step
-    by step, many times; `compile_body` makes such a one of the body of a loop."""
+    by step, many times; `compile_body` makes such a one of the body of a loop. Products with `refused` keys of
+    tasks are the library's: kernels of them did not build."""
 
     recorder: PhaseRecorder
     options: Options
@@ -81,6 +82,7 @@ class CompileRequest:
     compile_body: Callable[[CompileRequest, Graph], tuple[PlannedGraph, Executable]]
     trusted: bool = False
     repeated: bool = False
+    refused: frozenset[str] = frozenset()
 
 
 def _no_bodies() -> Bodies[PlannedGraph]:
