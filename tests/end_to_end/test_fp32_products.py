@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.triton.described import Nowhere
 from tests.support.triton.harness import build, print_triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,12 +22,6 @@ from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.target import preset
 
 pytestmark = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
-
-
-class Nowhere:
-    """A device that loads nothing."""
-
-    ordinal = 0
 
 
 @pytest.fixture(autouse=True)

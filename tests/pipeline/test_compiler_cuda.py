@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.triton.described import Nowhere, traced
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -34,28 +35,10 @@ from tilewright.target import MemoryKind, preset
 needs_triton = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
 
 
-class Nowhere:
-    """A device that loads nothing."""
-
-    ordinal = 0
-
-
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "gpu_target", lambda ordinal: preset("sm_90"))
     monkeypatch.setattr(cuda, "driver_device", lambda *_: Nowhere())
-
-
-def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1,
-           dtype: torch.dtype = torch.float32) -> fx.GraphModule:  # fmt: skip
-    with FakeTensorMode():
-        places = ["cpu" if k == host else "cuda" for k in range(len(shapes))]
-        given = [torch.empty(s, device=d, dtype=dtype) for s, d in zip(shapes, places, strict=True)]
-    return make_fx(lambda *a: _listed(function(*a)), tracing_mode="fake")(*given)
-
-
-def _listed(results: object) -> list[object]:
-    return list(results) if isinstance(results, tuple) else [results]
 
 
 def compiled(gm: fx.GraphModule, cuda_graphs: bool = False) -> Compiled:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.pipeline.test_compiler_cuda import Nowhere, traced
+from tests.support.triton.described import Nowhere, traced
 from torch import Tensor
 
 from tilewright.emit.triton.kernel import TritonSource

@@ -20,6 +20,8 @@ from typing import Any
 from tilewright.runtime.objects import reading
 from tilewright.runtime.objects.watching import watch
 
+from .words import WORD, Word
+
 Compare = Callable[[], bool]
 
 ABSENT = object()
@@ -153,10 +155,11 @@ _place = id  # what is meant is the object itself, which the caller keeps
 def comparer(
     dicts: Sequence[Held], objects: Sequence[object], lists: Sequence[HeldList] = (),
     owners: Sequence[tuple[object, object]] = (), functions: Sequence[HeldFunction] = (),
+    refer: Sequence[Word] = (),
 ) -> Compare | None:  # fmt: skip
     """Whether `dicts` and `lists` hold what they held, `objects` have the types that they have now, `owners` the dicts
-    that are named with them, and `functions` what they had. None where there is no native side, or where a mapping is
-    no dict."""
+    that are named with them, `functions` what they had, and the words of `refer` what they refer to. None where there
+    is no native side, or where a mapping is no dict."""
     known = [(h, d) for h in dicts if (d := plain(h.dict)) is not None]
     if not reading.COMPARERS or len(known) < len(dicts):
         return None
@@ -169,6 +172,7 @@ def comparer(
     asked = [(x, d) for x, d in owners if not _dict_at(x, d)]
     seen = [(_place(x) + TYPE_AT, type(x)) for x in objects]
     seen += [(at, d) for x, d in owners if (at := _dict_at(x, d))]
+    seen += [(word.at, word.value) for word in refer]
     words = (_Word * max(1, len(seen)))(*((at, _place(x)) for at, x in seen))
     own = (_Named * max(1, len(asked)))(*((_place(x), _place(d)) for x, d in asked))
     run = (_Function * max(1, len(functions)))(
@@ -183,7 +187,7 @@ def comparer(
         len(functions), at(run), VERSION, told.count(False), 0,
     )  # fmt: skip
     tables = (rows, kept, list_rows, kept_lists, words, own, run, found)
-    held = (dicts, lists, objects, list(map(type, objects)), owners, functions)
+    held = (dicts, lists, objects, list(map(type, objects)), owners, functions, refer)
     return reading.COMPARERS[0]((at(table), table, tables, held))
 
 
@@ -227,7 +231,6 @@ class _Sample:
     """An object whose dict is changed by attributes, or is another one."""
 
 
-WORD = ctypes.sizeof(ctypes.c_void_p)
 TYPE_AT = WORD
 """Bytes from the start of an object to its type, behind the number of references."""
 

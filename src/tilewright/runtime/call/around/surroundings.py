@@ -21,6 +21,7 @@ from tilewright.runtime.objects.standing import Standing, standing
 from .held import ABSENT, Held, comparer, entry
 from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
 from .reads import Reads, identity
+from .words import word_of_attribute, word_of_cell
 
 _grad = torch.is_grad_enabled
 _wants_gradient = attrgetter("requires_grad")
@@ -67,8 +68,6 @@ class Surroundings:
         self._look_at()
         self._asked = [*self.tensors, *reads.tensors.values()] if reads.asks_gradients else []
         self._answers = list(map(_wants_gradient, self._asked))
-        looks = tuple(reads.looks.values())
-        self._looked = [x.of for x in looks], [x.name for x in looks], [x.value for x in looks]
         self._typed = list({id(x): x for x in (*self._modules, *reads.typed.values())}.values())
         self._classes = list(map(type, self._typed))
         self._lists = list(reads.lists.values())
@@ -76,7 +75,21 @@ class Surroundings:
         self._sizes = [len(h.dict) if h.counted else -1 for h in self._rows]
         owners = {id(m): (m, vars(m)) for m in self._modules} | reads.owners
         self._owners, self._functions = list(owners.values()), list(reads.functions.values())
-        self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions)
+        self._compare_words()
+
+    def _compare_words(self) -> None:
+        """Make the native function, which also looks at variables and attributes that stand in one word each; Python is
+        asked for the others."""
+        looks, cells = list(self.reads.looks.values()), list(self._cells)
+        found = [word_of_attribute(x.of, x.name, x.value) for x in looks]
+        held = [word_of_cell(c, v) for c, v in cells]
+        words = [w for w in (*found, *held) if w is not None]
+        self._same = comparer(self._rows, self._typed, self._lists, self._owners, self._functions, words)
+        if self._same is not None:
+            looks = [x for x, word in zip(looks, found, strict=True) if word is None]
+            cells = [x for x, word in zip(cells, held, strict=True) if word is None]
+        self._looked = [x.of for x in looks], [x.name for x in looks], [x.value for x in looks]
+        self._variables = tuple(cells)
 
     def _held(self) -> list[Held]:
         """The names by dict."""
@@ -184,7 +197,7 @@ class Surroundings:
         found.append(Asked(self._same))
         if _grad() and self.tensors:
             found.append(Asked(self._wants_none))
-        if self._asked or self._looked[0] or self._cells:
+        if self._asked or self._looked[0] or self._variables:
             found.append(Asked(self._answers_stand))
         return found
 
@@ -200,7 +213,7 @@ class Surroundings:
             looked = not self._looked[0] or all(
                 map(is_, map(getattr, *self._looked[:2], repeat(ABSENT)), self._looked[2])
             )
-            return looked and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
+            return looked and (not self._variables or all(c.cell_contents is v for c, v in self._variables))
         except ValueError:  # a variable holds nothing any more
             return False
 
