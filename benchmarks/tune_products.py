@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,13 +29,16 @@ from benchmarks.gpu_models import NETWORKS, load
 from benchmarks.gpu_turns import BUILDING, DONE, Limits, Turns
 from benchmarks.networks import layouts
 from benchmarks.record import Facts, Json
+from tilewright.form.unrolled_sums import UNROLL
+from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import AS_THEY_LIE
-from tilewright.library.select import is_contraction
+from tilewright.library.select import is_contraction, slides
 from tilewright.partition.products import CLOCK, ChosenProduct, ChosenProducts
 from tilewright.pipeline.tabled_products import product_shape
 from tilewright.pipeline.trace import Trace
 from tilewright.schedule.product_table import (
     APART,
+    LISTS,
     FastestProduct,
     MeasuredBlocks,
     ProductShape,
@@ -45,6 +49,7 @@ from tilewright.schedule.product_table import (
 SECONDS = 120
 """For products of a network."""
 CLASS = re.compile(r"\w+:(grid|resident|streamed|scan)(?:/\d+)?(?:x(\d+))?-?(?=\s|$)")
+UNROLLED, WALKED = re.compile(rf"{UNROLL}\(([^)]*)\)"), re.compile(r"\w+:grid/(\d+)-?(?=\s|$)")
 WIDE = 8
 """Halves that one access takes."""
 NO_BLOCKS = MeasuredBlocks((), 1, 1, 1)
@@ -60,7 +65,9 @@ def read_blocks(schedule: str, parts: int = 1, operands: str = AS_THEY_LIE) -> M
     step = max((tile for role, tile in classes if role != "grid"), default=1)
     warps, stages = (int(numbers.get(name, 1)) for name in ("warps", "stages"))
     marks = "descriptors" in words, "persistent" in words
-    return MeasuredBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands)
+    unrolled = tuple(int(n) for step in UNROLLED.findall(schedule) for n in re.findall(r"=(\d+)", step))
+    rows = max((1, *map(int, WALKED.findall(schedule)))) if unrolled else 1
+    return MeasuredBlocks(tuple(tiles), step, warps, stages, *marks, parts, operands, unrolled, rows)
 
 
 def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
@@ -123,7 +130,7 @@ def of_networks(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]
                 continue  # of a time when shapes said less, and not known since
             yield FastestProduct(
                 ProductShape(**shape),
-                MeasuredBlocks(**blocks | {"tiles": tuple(blocks["tiles"])}),
+                MeasuredBlocks(**blocks | {name: tuple(blocks[name]) for name in LISTS if name in blocks}),
                 row["us"], row["library_us"], f"{file}#networks/{name}/products/{place}",
             )  # fmt: skip
 
@@ -148,7 +155,7 @@ def table_of(files: Sequence[Path], table: ProductTable) -> ProductTable:
 def rows_of(products: ChosenProducts) -> Iterator[Facts]:
     """What was decided of groups whose products are alike."""
     for chosen in products.products:
-        multiply = [op for op in chosen.region.ops if is_contraction(op)]
+        multiply = list(filter(partial(multiplies, chosen.region), chosen.region.ops))
         shape = product_shape(chosen.region, multiply) if multiply else None
         if shape is None or chosen.decided_by != CLOCK:
             continue
@@ -156,10 +163,16 @@ def rows_of(products: ChosenProducts) -> Iterator[Facts]:
         yield {"what": what, "shape": asdict(shape), **_measured(chosen)}
 
 
+def multiplies(graph: Graph, op: Op) -> bool:
+    """Whether a library would be called for an op of a group."""
+    call = graph.origins[op.origin].call if op.origin >= 0 else None
+    return is_contraction(op) or (call is not None and slides(op, call))
+
+
 def _measured(chosen: ChosenProduct) -> Facts:
     way = chosen.way
     blocks = read_blocks(chosen.schedule, way.parts, way.operands) if chosen.schedule else NO_BLOCKS
-    told: dict[str, Json] = {**asdict(blocks), "tiles": list(blocks.tiles)}
+    told: dict[str, Json] = {**asdict(blocks), **{name: list(getattr(blocks, name)) for name in LISTS}}
     return {
         "blocks": told,
         "us": _rounded(chosen.seconds * 1e6),

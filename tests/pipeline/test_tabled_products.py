@@ -30,6 +30,8 @@ from tilewright.target import preset
 
 LINEAR = ProductShape("contraction", 2, 1, False, 1, "kkn", 1, 64, 256, 128, 64 * 128)
 BLOCKS = MeasuredBlocks((32, 64), 64, 4, 3)
+DEPTHWISE = ProductShape("depthwise", 2, 1, False, 9, "n-n", 1, 2 * 8 * 8, 64, 9, 2 * 64 * 8 * 8)
+LINES = MeasuredBlocks((4, 16), 1, 2, 1, unrolled=(2,))
 WINDOWS = ProductShape("convolution", 2, 1, False, 9, "kkn", 1, 2 * 8 * 8, 64, 64 * 9, 2 * 64 * 8 * 8)
 
 Program = tuple[Callable[..., Tensor], Sequence[Sequence[int]]]
@@ -173,6 +175,42 @@ def test_a_kernel_has_the_blocks_of_the_table(name: str, shape: ProductShape) ->
 def test_the_library_keeps_the_rest(name: str, found: FastestProduct) -> None:
     with pytest.raises(AssertionError, match="a library call is left"):
         made(name, found)
+
+
+@pytest.mark.parametrize("blocks", [LINES, replace(LINES, rows=4)], ids=str)
+def test_windows_have_the_lines_of_the_table(blocks: MeasuredBlocks) -> None:
+    """What is no matrix has blocks of channels and places; taps are written out line by line."""
+    device, inputs = made("depthwise", entry(DEPTHWISE, blocks=blocks))
+    assert only_blocks(device).are_like(blocks)
+    results, _ = device.run(inputs)
+    right = SHAPES["depthwise"][0](*(x.double() for x in inputs))
+    torch.testing.assert_close(results[0].double(), right, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        entry(replace(DEPTHWISE, taps=49, k=49), blocks=LINES),
+        entry(replace(DEPTHWISE, n=256), blocks=LINES),
+        entry(DEPTHWISE, 0.99, LINES),
+        entry(replace(DEPTHWISE, image=4 * DEPTHWISE.image), blocks=LINES),
+        entry(DEPTHWISE, blocks=replace(LINES, unrolled=(5,))),
+        entry(DEPTHWISE, blocks=replace(LINES, rows=5)),
+        entry(DEPTHWISE),
+    ],
+    ids=[
+        "other taps",
+        "more channels",
+        "no faster",
+        "every second place",
+        "uneven",
+        "uneven rows",
+        "a matrix",
+    ],
+)
+def test_other_windows_are_the_library_s(other: FastestProduct) -> None:
+    with pytest.raises(AssertionError, match="a library call is left"):
+        made("depthwise", other)
 
 
 def test_weights_whose_channels_lie_apart_are_the_library_s() -> None:

@@ -24,7 +24,7 @@ from .sides.join_words import join_words
 from .sides.merge_sides import merge_sides
 from .sides.pack_rows import pack_rows
 from .sides.walk_sums import walk_sums
-from .unrolled_sums import unroll_sums
+from .unrolled_sums import UNROLL, unroll_sums
 
 Numbers = Mapping[Axis, int]
 NONE: Numbers = MappingProxyType({})
@@ -39,7 +39,7 @@ STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
     "merge_sides": lambda form, target, hints, numbers: merge_sides(form),
     "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
     "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
-    "unroll_sums": lambda form, target, hints, numbers: unroll_sums(form, numbers),
+    UNROLL: lambda form, target, hints, numbers: unroll_sums(form, numbers),
     "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
     "use_log2": lambda form, target, hints, numbers: use_log2(form),
     "use_quick_tanh": lambda form, target, hints, numbers: use_quick_tanh(form),

@@ -20,6 +20,9 @@ from tilewright.tuning.thresholds import FORMS
 
 from .classes import drop_dead
 
+UNROLL = "unroll_sums"
+"""The step of a form that writes its windows out."""
+
 
 def is_window(item: Item, form: Form) -> bool:
     """Whether a fold is a short sum of products of halves that no matrix unit takes, such as that of a depthwise

@@ -33,7 +33,7 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
     if shape is None or found is None or not found.blocks.tiles:
         return None
     alone = shape.fused and not found.shape.fused
-    if alone and shape.kind == "convolution":
+    if alone and shape.kind != "contraction":
         return None
     library = way_seconds(task.region, task.library, solver)
     seconds = found.ratio * (library.calls if alone else library.total)
@@ -108,10 +108,13 @@ def _shape(op: Op, kind: str, graph: Graph) -> ProductShape | None:
     def count(axes: Iterable[Axis]) -> int:
         return math.prod(dims.static(a.extent) or 0 for a in axes)
 
-    batch = count(a for a in e.axes if a in first & second)
-    own = {"m": [a for a in e.axes if a in first - second], "n": [a for a in e.axes if a in second - first]}
+    rows, columns, both = first - second, second - first, first & second
+    if kind == "convolution" and not columns:
+        kind, columns, both = "depthwise", both, set[Axis]()
+    own = {"m": [a for a in e.axes if a in rows], "n": [a for a in e.axes if a in columns]}
     size = max(v.dtype.bytes for v in operands)
-    taps = count(a for a in e.reduce if _slides(op, a)) if kind == "convolution" else 1
+    taps = count(a for a in e.reduce if _slides(op, a)) if kind != "contraction" else 1
+    batch = count(a for a in e.axes if a in both)
     result = next(
         (v for v in graph.outputs if isinstance(v, Value) and v.shape == op.output.shape), op.output
     )

@@ -15,14 +15,15 @@ from functools import cache
 from typing import Any
 
 from tilewright.errors import InputError
+from tilewright.form.unrolled_sums import UNROLL
 from tilewright.ir.kernel import AS_THEY_LIE, PREPARATIONS
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.tuning.thresholds import GPU_MATMUL
 
 from .table import FOLDER
 
-KINDS = ("contraction", "convolution")
-"""What a library is called for."""
+KINDS = ("contraction", "convolution", "depthwise")
+"""What a library is called for; a convolution whose channels have weights of their own is no matrix."""
 
 APART = "-"
 """Stands in `ProductShape.runs` for elements that no wide access takes."""
@@ -32,7 +33,8 @@ APART = "-"
 class ProductShape:
     """What a group of `count` products of the same sizes multiplies: operands of `bytes` an element, `batch` times
     [m, k] by [k, n], where a convolution sums `taps` places of a window over images of `image` elements (of a product:
-    what its first operand has). `fused`: with what a library does in further calls or kernels behind it.
+    what its first operand has); a depthwise one has m places of n channels, and sums k for each. `fused`: with what a
+    library does in further calls or kernels behind it.
 
     `runs` says along which of m, n and k lie the 16 bytes that one access takes, of the first operand, the second and
     the result, as "kkn" of a linear layer; `APART` where none takes so many, as with rows of 4095 halves."""
@@ -59,7 +61,8 @@ class MeasuredBlocks:
     """Blocks of the kernel that multiplies: the `tiles` of what lies on the grid, the smaller first (those of 1 are
     left out), the longest `step` of a loop, warps, loads of `stages` steps under way, by `descriptors`, in grid points
     that stay (`persistent`); the sum in so many `parts`, with `operands` as they lie or prepared (see
-    `ir.kernel.PREPARATIONS`)."""
+    `ir.kernel.PREPARATIONS`). Of windows: how many terms of their sums are `unrolled`, by class, and how many `rows` a
+    thread walks over."""
 
     tiles: tuple[int, ...]
     step: int
@@ -69,6 +72,8 @@ class MeasuredBlocks:
     persistent: bool = False
     parts: int = 1
     operands: str = AS_THEY_LIE
+    unrolled: tuple[int, ...] = ()
+    rows: int = 1
 
     def are_like(self, others: MeasuredBlocks) -> bool:
         """Whether they are the same but for stages and for how kernels compute the sum: how many stages there is room
@@ -96,6 +101,7 @@ class FastestProduct:
 MEASURED = ("us", "library_us", "source")
 FIELDS = frozenset((*(f.name for kind in (ProductShape, MeasuredBlocks) for f in fields(kind)), *MEASURED))
 OPTIONAL = frozenset(f.name for f in fields(MeasuredBlocks) if f.default is not MISSING)
+LISTS = ("tiles", "unrolled")
 WORDS = {"kind": KINDS, "operands": PREPARATIONS}
 
 
@@ -130,9 +136,13 @@ def blocks_of(schedule: Schedule, parts: int = 1, operands: str = AS_THEY_LIE) -
     tiles = sorted(c.tile for c in classes if c.role is Role.GRID and c.tile > 1)
     step = max((c.tile for c in classes if c.role is not Role.GRID), default=1)
     launch, descriptors = schedule.launch, schedule.memory.descriptors
+    steps = (s for s in schedule.form_steps if s.name == UNROLL)
+    unrolled = tuple(n for s in steps for _, n in s.numbers)
+    walked = (c.chunk for c in classes if unrolled and c.role is Role.GRID and c.tile == 1)
     return MeasuredBlocks(
-        tuple(tiles), step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands
-    )
+        tuple(tiles), step, launch.warps, launch.stages, descriptors, launch.persistent, parts, operands,
+        unrolled, max((1, *walked)),
+    )  # fmt: skip
 
 
 def parse_products(text: str, place: str) -> ProductTable:
@@ -183,9 +193,9 @@ def _read_row(row: Any) -> FastestProduct:
     if not isinstance(row, dict) or not FIELDS - OPTIONAL <= row.keys() <= FIELDS:
         raise ValueError(f"an entry has other fields than it should: {told}")
     values: dict[str, Any] = {**row}
-    if not isinstance(values["tiles"], list) or not all(map(_is_valid, values.keys(), values.values())):
+    if not all(map(_is_valid, values.keys(), values.values())):
         raise ValueError(f"an entry has a value that it cannot have: {told}")
-    values["tiles"] = tuple(values["tiles"])
+    values |= {name: tuple(values[name]) for name in LISTS if name in values}
     shape = ProductShape(**{f.name: values[f.name] for f in fields(ProductShape)})
     blocks = MeasuredBlocks(**{f.name: values[f.name] for f in fields(MeasuredBlocks) if f.name in values})
     return FastestProduct(shape, blocks, *(values[name] for name in MEASURED))
@@ -203,5 +213,7 @@ def _is_valid(name: str, value: Any) -> bool:
         return isinstance(value, str)
     if name == "runs":
         return isinstance(value, str) and len(value) == 3 and set(value) <= {"m", "n", "k", APART}
-    numbers = value if name == "tiles" else [value]
+    if (name in LISTS) != isinstance(value, list):
+        return False
+    numbers: list[object] = value if name in LISTS else [value]
     return all(type(n) is int and n > 0 for n in numbers)

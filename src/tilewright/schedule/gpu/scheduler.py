@@ -13,7 +13,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.legality import check_roles
 from tilewright.rewrite.split.policy import SplitPolicy
-from tilewright.schedule.product_table import MeasuredBlocks
+from tilewright.schedule.product_table import MeasuredBlocks, blocks_of
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
@@ -65,7 +65,10 @@ class BlockScheduler:
     ) -> Sequence[Solution]:
         """Of plain products of matrices, and of windows without matrices."""
         found_products = proposals(found, by, blocks)
-        return found_products if found_products or blocks is not None else window_proposals(found, by)
+        if found_products:
+            return found_products
+        windows = window_proposals(found, by)
+        return [w for w in windows if blocks is None or blocks_of(w.schedule).are_like(blocks)]
 
     def specialised(self, found: Solution, by: Comparison) -> Sequence[Solution]:
         """Of loops over keys, on machines whose warp groups multiply."""

@@ -20,7 +20,7 @@ from itertools import product as choices
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.steps import take
-from tilewright.form.unrolled_sums import is_window, taps_of
+from tilewright.form.unrolled_sums import UNROLL, is_window, taps_of
 from tilewright.ir.dtype import f16
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute, walk
 from tilewright.ir.form import Form
@@ -37,8 +37,6 @@ from .block_shape import shape_of
 from .blocks import schedule_of_blocks
 from .matmul_cost import bytes_once
 
-STEP = "unroll_sums"
-"""The step of a form that writes its windows out."""
 WINDOW_BYTES = f16.bytes
 """Of an element: windows read halves (`form.unrolled_sums.is_window`)."""
 
@@ -55,7 +53,7 @@ def window_proposals(found: Solution, by: Comparison) -> Sequence[Solution]:
     kept: list[Solution] = []
     across = _across(form, lane, line)
     for count, lines in choices(PROPOSALS.results_side_by_side, _lines_at_once(form)):
-        written = take(STEP, form, target, hints, {line: count, **lines})
+        written = take(UNROLL, form, target, hints, {line: count, **lines})
         if written is form:
             continue
         places = next((a for a in written.classes() if a not in form.classes()), line)
@@ -106,7 +104,7 @@ def _walked(
 
 def is_written_out(form: Form) -> bool:
     """Whether a form's windows are written out."""
-    return any(step.name == STEP for step in form.steps)
+    return any(step.name == UNROLL for step in form.steps)
 
 
 @dataclass(frozen=True, slots=True)
