@@ -88,20 +88,19 @@ def of_gemm(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
 
 
 def of_convolutions(facts: Mapping[str, Any], file: str) -> Iterator[FastestProduct]:
-    """Entries of a file of `benchmarks.convolutions`: alone, and with bias and ReLU. Of depthwise ones there are none:
-    their blocks are others."""
+    """Entries of a file of `benchmarks.convolutions`: alone, and with bias and ReLU."""
     for name, found in facts["layers"].items():
         layer_name, _, batch = name.partition("x")
         layer, best = LAYERS[layer_name], found.get("best")
-        if best is None or layer.groups > 1:
+        if best is None:
             continue
         ours, (prepared, parts, kernel) = found["ways"][best]["median_us"], _way(best)
         blocks = read_blocks(found["kernels"][kernel]["schedule"], parts, prepared)
         m, image = int(batch) * layer.result**2, int(batch) * layer.channels * layer.side**2
-        runs, taps = _runs(layer.channels, layer.features), layer.kernel**2
-        fused = ProductShape(
-            "convolution", 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image
-        )
+        depthwise, taps = layer.groups > 1, layer.kernel**2
+        kind = "depthwise" if depthwise else "convolution"
+        runs = _runs_of_windows(layer.features) if depthwise else _runs(layer.channels, layer.features)
+        fused = ProductShape(kind, 2, 1, True, taps, runs, 1, m, layer.features, layer.products, image)
         theirs = min(found[f"{PASS}_us"], found[f"{FUSED}_us"])
         for shape, library in ((fused, theirs), (fused.alone(), found[f"{ALONE}_us"])):
             yield FastestProduct(shape, blocks, _rounded(ours), _rounded(library), f"{file}#layers/{name}")
@@ -110,6 +109,12 @@ def of_convolutions(facts: Mapping[str, Any], file: str) -> Iterator[FastestProd
 def _runs(summed: int, results: int) -> str:
     """Of rows of so many halves, of both operands and of the result; those of an image are its channels."""
     return ("k" if summed % WIDE == 0 else APART) * 2 + ("n" if results % WIDE == 0 else APART)
+
+
+def _runs_of_windows(channels: int) -> str:
+    """Of images of so many channels; the weights of one lie together."""
+    along = "n" if channels % WIDE == 0 else APART
+    return along + APART + along
 
 
 def _way(name: str) -> tuple[str, int, str]:
