@@ -213,6 +213,17 @@ def test_other_windows_are_the_library_s(other: FastestProduct) -> None:
         made("depthwise", other)
 
 
+def test_windows_that_are_not_proposed_any_more_are_the_model_s() -> None:
+    """Where what was measured was so much faster that another kernel is, too."""
+    device, inputs = made("depthwise", entry(DEPTHWISE, 0.7, blocks=replace(LINES, rows=5)))
+    (kernel,) = device.kernels
+    first, *_ = Solver(preset("sm_90"), Options()).proposals(kernel.kernel, device.cover.layouts)
+    assert only_blocks(device) == blocks_of(first.schedule)
+    results, _ = device.run(inputs)
+    right = SHAPES["depthwise"][0](*(x.double() for x in inputs))
+    torch.testing.assert_close(results[0].double(), right, rtol=4e-3, atol=4e-3)
+
+
 def test_weights_whose_channels_lie_apart_are_the_library_s() -> None:
     with pytest.raises(AssertionError, match="a library call is left"):
         made("convolved", entry(WINDOWS), laid=1)

@@ -15,15 +15,17 @@ from tilewright.lower.variants import ALIGNMENT
 from tilewright.partition.products import ChosenProduct, ProductWay
 from tilewright.schedule.product_table import APART, FastestProduct, ProductShape, ProductTable, blocks_of
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import GPU_MATMUL
 from tilewright.tuning.timing_limits import PRODUCTS
 
 from .prices import way_seconds
-from .product_ways import ProductTask, Proposal, proposals_of_way
+from .product_ways import ProductTask, Proposal, proposals_of, proposals_of_way
 
 
 def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> ChosenProduct | None:
     """The kernel that a table has for groups of like sizes, where it was faster than the library; None where it was
-    not, where the table has no such sizes, and where these blocks are not proposed for this group.
+    not, where the table has no such sizes, and where these blocks are not proposed for this group (of windows, which
+    the model knows better, then the kernel that it prefers, if what was measured was much faster).
 
     seconds = modelled seconds of the library * measured time of ours / measured time of the library. An entry of
     products of matrices alone serves those with more behind them, which a library computes in further passes; of
@@ -41,10 +43,16 @@ def tabled_product(task: ProductTask, solver: Solver, table: ProductTable) -> Ch
         return None
     way = ProductWay(found.blocks.parts, found.blocks.operands)
     best = next(proposals_of_way(task, way, solver, 1, found.blocks), None)
+    if (
+        best is None
+        and shape.kind == "depthwise"
+        and seconds <= GPU_MATMUL.max_unproposed_ratio * library.total
+    ):
+        best = next(iter(proposals_of(task, solver)), None)
     if best is None:
         return None
     schedule, source = str(best.solution.schedule), f"a table, {found.source}"
-    return ChosenProduct(task.region, schedule, seconds, library.total, way, source)
+    return ChosenProduct(task.region, schedule, seconds, library.total, best.way, source)
 
 
 def measured_first(

@@ -440,6 +440,7 @@ class GpuMatmulThresholds:
     max_unpacked_ratio: float
     max_modelled_ratio: float
     max_tabled_size_ratio: float
+    max_unproposed_ratio: float
     min_arriving_ratio: float
     min_stored_run_elements: int
 
