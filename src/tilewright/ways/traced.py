@@ -1,10 +1,14 @@
 """What Dynamo traces, compiled: the backend of `torch.compile`, and the graphs of one function or module."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, fx
 
 from tilewright.capture.aliasing.overlapping import OverlappingWrite
@@ -42,6 +46,11 @@ def backend(
 warn_at_recompile_limit(backend)
 
 
+def _is_functional(x: object) -> bool:
+    """Whether a tensor is one that a transform of torch's makes, in which writes are ops."""
+    return isinstance(x, Tensor) and torch._is_functional_tensor(x)
+
+
 @dataclass(eq=False)
 class Session(ReportsOfParts):
     """What one compiled model has compiled so far."""
@@ -56,6 +65,10 @@ class Session(ReportsOfParts):
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile what Dynamo captured. What writes into tensors that overlap with themselves runs as it is."""
+        if any(map(_is_functional, example_inputs)):
+            return self._eager(
+                gm, "torch.func.functionalize around it, which torch's tracing of graphs refuses"
+            )
         builders = Builders(self._build, None if self.options.strict else self._plain, self._eager)
         try:
             return through_autograd(

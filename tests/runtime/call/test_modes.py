@@ -61,6 +61,34 @@ def test_a_mode_that_wants_to_see_each_op_is_named_and_leaves_no_trace() -> None
         torch.testing.assert_close(fast(x), module(x))
 
 
+def written(x: Tensor) -> Tensor:
+    y = x.sin()
+    y.mul_(2).clamp_(min=-1)
+    return y + x
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_functionalize_runs_eagerly_and_is_named(strict: bool) -> None:
+    """What functionalize gives is refused by torch's own compilers, too. Calls without it are compiled as ever."""
+    x = torch.randn(3, 4)
+    options = {"strict": strict}
+    for fast in (
+        tilewright.compile(written, options=options),
+        torch.compile(written, backend="tilewright", options=options),
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), written(x))
+        around = torch.func.functionalize(fast)
+        if strict:
+            with pytest.raises(Exception, match="functionalize around it"):
+                around(x)
+        else:
+            with pytest.warns(RuntimeWarning, match="functionalize around it.*run in eager mode"):
+                torch.testing.assert_close(around(x), written(x))
+            torch.testing.assert_close(around(x), written(x))
+        torch.testing.assert_close(fast(x), written(x))
+
+
 def test_code_that_torch_was_told_to_leave_alone_is_named() -> None:
     def program(x: Tensor) -> Tensor:
         return x.sin()
