@@ -1,7 +1,7 @@
 """What Dynamo traces, compiled: the backend of `torch.compile`, and the graphs of one function or module."""
 
 # What torch offers to compilers it names with underscores.
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _cell_at() -> int:
     """Bytes from the start of a variable to the reference to what it holds; 0 where that is not found."""
     first, second = object(), object()
     cell = CellType(first)
-    for at in range(HEAD, CellType.__basicsize__, WORD):
+    for at in range(HEAD, cell.__sizeof__(), WORD):
         seen = list[bool]()
         for value in (first, second, first):
             cell.cell_contents = value
