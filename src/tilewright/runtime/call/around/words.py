@@ -69,7 +69,8 @@ def _mro_at() -> int:
     class Sample(First):
         pass
 
-    for at in range(HEAD, type.__basicsize__, WORD):
+    size: int = type.__basicsize__  # pyright: ignore[reportAssignmentType]  (of the class `type` itself)
+    for at in range(HEAD, size, WORD):
         seen = list[bool]()
         for base in (First, Second, First):
             Sample.__bases__ = (base,)
