@@ -1,0 +1,98 @@
+"""A token that is decoded writes one line of each layer's keys and values, and nothing else of the caches: all other
+lines lie in pages that cannot be written, in a process of its own, which a store there would end."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tests.support.layers import ROOT
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+LAYERS, HEADS, LENGTH, PROMPT, TOKENS = 3, 2, 12, 4, 4
+DEPTH = mmap.PAGESIZE // 4
+"""Singles in a line of one head: a page."""
+READ, WRITE = 1, 2
+
+
+class Pages:
+    """Memory of a cache of one layer [1, heads, length, depth], whose lines are protected one by one."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.memory = mmap.mmap(-1, values.nbytes)
+        self.tensor = torch.frombuffer(self.memory, dtype=values.dtype).view(values.shape)
+        self.tensor.copy_(values)
+
+    def allow(self, place: int | None) -> None:
+        """Let only the line at one place be written; None: all of them."""
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for line in range(self.tensor[..., 0].numel()):
+            may = place is None or line % LENGTH == place
+            at = ctypes.c_void_p(self.tensor.data_ptr() + line * mmap.PAGESIZE)
+            assert protect(at, ctypes.c_size_t(mmap.PAGESIZE), READ | (WRITE if may else 0)) == 0
+
+
+def model_and_prompt() -> tuple[LlamaForCausalLM, Tensor]:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, head_dim=DEPTH, max_position_embeddings=64,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval(), torch.randint(0, 64, (1, PROMPT))
+
+
+def decoded(backend: str, shift: int = 0) -> list[Tensor]:
+    """Logits of some tokens, all but the first two behind protected lines; `shift` protects those that are written."""
+    model, token = model_and_prompt()
+    cache = StaticCache(config=model.config, max_cache_len=LENGTH)
+    model(input_ids=token, position_ids=torch.arange(PROMPT)[None], past_key_values=cache)
+    pages: list[Pages] = []
+    for layer in cache.layers:
+        for name in ("keys", "values"):
+            pages.append(Pages(getattr(layer, name)))
+            setattr(layer, name, pages[-1].tensor)
+    call: Any = torch.compile(model.forward, backend=backend, dynamic=False)
+    found: list[Tensor] = []
+    for n in range(TOKENS):
+        place = PROMPT + n
+        for p in pages:
+            p.allow(place + shift if n > 1 else None)
+        where = torch.full((1, 1), place)
+        found.append(call(input_ids=token[:, :1], position_ids=where, past_key_values=cache).logits)
+    for p in pages:
+        p.allow(None)
+    return found
+
+
+def child(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", __name__, *arguments], cwd=ROOT.parents[1], capture_output=True, text=True
+    )
+
+
+def test_a_token_writes_one_line_of_each_layer() -> None:
+    with torch.no_grad():
+        wanted = decoded("eager")
+    done = child("0")
+    assert done.returncode == 0, done.stderr
+    sums = [float(x) for x in done.stdout.split()[-TOKENS:]]
+    assert sums == pytest.approx([float(x.double().square().sum()) for x in wanted], rel=1e-5)
+
+
+def test_a_store_elsewhere_ends_the_process() -> None:
+    """The pages are protected indeed."""
+    assert child("1").returncode == -signal.SIGSEGV
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        made = decoded("tilewright", int(sys.argv[1]))
+    print(*(float(x.double().square().sum()) for x in made))
