@@ -1,12 +1,17 @@
 """transformers' `generate` over a static cache, unchanged but for its `compile_config`: eager's tokens, and nothing of
-a cache is copied."""
+a cache is copied: a token writes one line of each layer's keys and values."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.support import cache_pages
+from tests.support.layers import ROOT
 from transformers import (
     CompileConfig,
     LlamaConfig,
@@ -70,3 +75,26 @@ def test_tokens_are_eager_s_and_caches_are_written_in_place(name: str, padded: b
     assert after.graphs > before.graphs
     assert after.writes_in_place - before.writes_in_place >= 3 * 2
     assert after.writes_copied == before.writes_copied
+
+
+def child(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", cache_pages.__name__, *arguments],
+        cwd=ROOT.parents[1],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_token_writes_one_line_of_each_layer() -> None:
+    with torch.no_grad():
+        wanted = cache_pages.decoded("eager")
+    done = child("0")
+    assert done.returncode == 0, done.stderr
+    sums = [float(x) for x in done.stdout.split()[-cache_pages.TOKENS :]]
+    assert sums == pytest.approx([float(x.double().square().sum()) for x in wanted], rel=1e-5)
+
+
+def test_a_store_elsewhere_ends_the_process() -> None:
+    """The pages are protected indeed."""
+    assert child("1").returncode == -signal.SIGSEGV

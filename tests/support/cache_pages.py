@@ -1,18 +1,15 @@
-"""A token that is decoded writes one line of each layer's keys and values, and nothing else of the caches: all other
-lines lie in pages that cannot be written, in a process of its own, which a store there would end."""
+"""`python -m tests.support.cache_pages SHIFT`: tokens that are decoded by what is compiled, over caches whose lines lie in
+pages of their own. Only those that a token makes may be written (or, `SHIFT` further on, others): a store elsewhere ends
+the process. Prints a sum of each token's logits."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import signal
-import subprocess
 import sys
 from typing import Any
 
-import pytest
 import torch
-from tests.support.layers import ROOT
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
@@ -69,26 +66,6 @@ def decoded(backend: str, shift: int = 0) -> list[Tensor]:
     for p in pages:
         p.allow(None)
     return found
-
-
-def child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", __name__, *arguments], cwd=ROOT.parents[1], capture_output=True, text=True
-    )
-
-
-def test_a_token_writes_one_line_of_each_layer() -> None:
-    with torch.no_grad():
-        wanted = decoded("eager")
-    done = child("0")
-    assert done.returncode == 0, done.stderr
-    sums = [float(x) for x in done.stdout.split()[-TOKENS:]]
-    assert sums == pytest.approx([float(x.double().square().sum()) for x in wanted], rel=1e-5)
-
-
-def test_a_store_elsewhere_ends_the_process() -> None:
-    """The pages are protected indeed."""
-    assert child("1").returncode == -signal.SIGSEGV
 
 
 if __name__ == "__main__":
