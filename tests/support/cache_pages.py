@@ -1,6 +1,6 @@
-"""`python -m tests.support.cache_pages SHIFT`: tokens that are decoded by what is compiled, over caches whose lines lie in
-pages of their own. Only those that a token makes may be written (or, `SHIFT` further on, others): a store elsewhere ends
-the process. Prints a sum of each token's logits."""
+"""`python -m tests.support.cache_pages SHIFT`: tokens that are decoded by what is compiled, over caches whose lines lie
+in pages of their own. Only those that a token makes may be written (or, `SHIFT` further on, others): a store elsewhere
+ends the process. Prints a sum of each token's logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEPTH = mmap.PAGESIZE // 4
 READ, WRITE = 1, 2
 
 
-class Pages:
+class CachePages:
     """Memory of a cache of one layer [1, heads, length, depth], whose lines are protected one by one."""
 
     def __init__(self, values: Tensor) -> None:
@@ -50,10 +50,10 @@ def decoded(backend: str, shift: int = 0) -> list[Tensor]:
     model, token = model_and_prompt()
     cache = StaticCache(config=model.config, max_cache_len=LENGTH)
     model(input_ids=token, position_ids=torch.arange(PROMPT)[None], past_key_values=cache)
-    pages: list[Pages] = []
+    pages: list[CachePages] = []
     for layer in cache.layers:
         for name in ("keys", "values"):
-            pages.append(Pages(getattr(layer, name)))
+            pages.append(CachePages(getattr(layer, name)))
             setattr(layer, name, pages[-1].tensor)
     call: Any = torch.compile(model.forward, backend=backend, dynamic=False)
     found: list[Tensor] = []

@@ -23,7 +23,7 @@ import tilewright
 from tilewright.runtime.call import model
 from tilewright.runtime.call.fast_path import LONG_WAY, Direct
 from tilewright.runtime.call.model import CompiledModel
-from tilewright.runtime.objects.known_call import Asked, KnownCall, native_call_of
+from tilewright.runtime.objects.known_call import KnownCall, Question, native_call_of
 from tilewright.tuning.input_limits import GRAPHS
 
 ENOUGH = 4
@@ -163,7 +163,7 @@ def test_what_a_signal_raises_while_something_is_asked_is_not_lost() -> None:
         KnownCall(
             (x,),
             {},
-            [Asked(interrupted)],
+            [Question(interrupted)],
             [(0, None)],
             lambda args: ran.append(1),
             0,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tilewright.options import Options
 from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.objects import known_call
-from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
+from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, KnownCall, Question, native_call_of
 from tilewright.runtime.store.cache import ContentStore, default_root
 
 OTHER = object()
@@ -34,7 +34,7 @@ def _attached() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
 def known(
     *args: object,
     run: Callable[[list[Any]], list[Any] | None] = lambda args: args,
-    asked: Sequence[Asked] = (),
+    asked: Sequence[Question] = (),
     alone: int = TOGETHER,
     **kwargs: object,
 ) -> Callable[..., object]:
@@ -139,8 +139,8 @@ def test_what_is_given_and_returned() -> None:
 def test_what_is_asked() -> None:
     answers: dict[str, object] = {"plain": 1.5, "of": None}
     asked = [
-        Asked(lambda: answers["plain"], answers["plain"]),
-        Asked(lambda x: answers["of"] if x is X else 0, None, (X,)),
+        Question(lambda: answers["plain"], answers["plain"]),
+        Question(lambda x: answers["of"] if x is X else 0, None, (X,)),
     ]
     call = known(X, asked=asked)
     assert call(X) == (X,)
@@ -166,7 +166,7 @@ def _interrupted(*_: object) -> Any:
 
 def test_errors_are_raised() -> None:
     """Also those of what is asked: an interrupt may come there."""
-    for call in (known(X, run=_interrupted), known(X, asked=[Asked(_interrupted)])):
+    for call in (known(X, run=_interrupted), known(X, asked=[Question(_interrupted)])):
         with pytest.raises(_Interrupt):
             call(X)
     arranged = native_call_of(KnownCall((X,), {}, (), [(0, None)], list, ARRANGED, _interrupted, OTHER))

@@ -18,7 +18,7 @@ from tilewright.runtime.cpu.kernels import launchers
 from tilewright.runtime.objects import reading
 from tilewright.runtime.objects import standing as words
 from tilewright.runtime.objects.known_call import KnownCall, native_call_of
-from tilewright.runtime.objects.standing import Standing, find_words, standing
+from tilewright.runtime.objects.standing import StandingTensors, find_words, standing
 from tilewright.runtime.store.cache import ContentStore, default_root
 
 
@@ -31,7 +31,7 @@ def _attached() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
     words._makers[:] = kept
 
 
-def looking_at(*tensors: Tensor, counted: bool = False) -> Standing:
+def looking_at(*tensors: Tensor, counted: bool = False) -> StandingTensors:
     places = range(len(tensors))
     found = standing(places, frozenset(places) if counted else frozenset())
     assert found is not None
@@ -170,11 +170,11 @@ def test_a_trial_that_fails_is_the_end_of_it(blind: str, monkeypatch: pytest.Mon
     """Words that do not tell of every change are not looked at."""
     plain = words.standing
 
-    def otherwise(places: tuple[int, ...], counted: frozenset[int] = frozenset()) -> Standing | None:
+    def otherwise(places: tuple[int, ...], counted: frozenset[int] = frozenset()) -> StandingTensors | None:
         found = plain(places, frozenset() if blind == "writes" else counted)
         if found is None or blind == "writes":
             return found
-        return Standing(
+        return StandingTensors(
             (lambda args: True) if blind == "still" else found.still,
             (lambda args: False) if blind == "note" else found.note,
             found.noted,

@@ -19,7 +19,7 @@ from tilewright.capture.aliasing.apart import LieApart, may_meet, meet
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Home, Plan, Spec
 from tilewright.runtime.cuda.device import singles_may_round
-from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, Asked, KnownCall, native_call_of
+from tilewright.runtime.objects.known_call import ARRANGED, TOGETHER, KnownCall, Question, native_call_of
 from tilewright.runtime.plan.arguments import Argument, in_dual_level
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.known_sizes import Quick, Result
@@ -89,14 +89,14 @@ _ASKED = (_grad, _default_type, _deterministic, _rounds)
 """What a key begins with."""
 
 
-def _facts(key: Sequence[object]) -> tuple[Asked, ...]:
+def _facts(key: Sequence[object]) -> tuple[Question, ...]:
     """What a key knows of what is around a call. Under modes, transforms, autocast and traces nothing has a key;
     tangents, the executable refuses."""
     none = (
         (_modes, 0), (_function_modes, 0), (_transform, None), (_autocast, False), (in_dual_level, False),
         (_is_traced, False),
     )  # fmt: skip
-    return tuple([Asked(ask, answer) for ask, answer in (*none, *zip(_ASKED, key, strict=False))])
+    return tuple([Question(ask, answer) for ask, answer in (*none, *zip(_ASKED, key, strict=False))])
 
 
 def _plain(value: object) -> tuple[object, ...]:

@@ -63,7 +63,7 @@ class _KnownCall(ctypes.Structure):
     )
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A `function`, called without arguments, or with one, and the very object that it must return."""
 
     function: Callable[..., object]
@@ -79,7 +79,7 @@ class KnownCall:
     """What it brought by position: another one brings tensors alike, and of all else the very same objects."""
     kwargs: dict[str, object]
     """The same by name."""
-    asked: Sequence[Asked]
+    asked: Sequence[Question]
     """What must hold of all else."""
     given: Sequence[tuple[int, object]]
     """Of each argument of `run` its number among what is brought, or -1 and itself."""

@@ -30,7 +30,7 @@ HEAD_BYTES, FORM_START = 64, 128
 """Of an object of torch's, as far as words are looked for, and as far as the form of a tensor may begin."""
 
 
-class Words(ctypes.Structure):
+class TensorWords(ctypes.Structure):
     """Bytes to a word from the start of what holds it: of a tensor's implementation to its storage, to its rank (sizes,
     strides, start, type, device and the ways in which it is kept follow), to what counts writes, and to these ways; of
     a storage to its address, and of what counts to the number."""
@@ -59,7 +59,7 @@ class _Table(ctypes.Structure):
 Look = Callable[[list[Any]], bool]
 
 
-class Standing(NamedTuple):
+class StandingTensors(NamedTuple):
     """`still`: whether the arguments of a list are what they were when `note` last looked at them. False if one could
     not be noted: what is no plain tensor, or has more than five dims."""
 
@@ -67,7 +67,7 @@ class Standing(NamedTuple):
     note: Look
     noted: memoryview
 
-    def take(self, other: Standing) -> None:
+    def take(self, other: StandingTensors) -> None:
         """What `other` has noted of the same arguments, in one step: no thread finds a part of it."""
         self.noted[:] = other.noted
 
@@ -75,7 +75,7 @@ class Standing(NamedTuple):
 _makers: list[tuple[Maker, Maker]] = []
 
 
-def standing(places: Sequence[int], counted: frozenset[int] = frozenset()) -> Standing | None:
+def standing(places: Sequence[int], counted: frozenset[int] = frozenset()) -> StandingTensors | None:
     """What looks at the arguments with these numbers, of which `counted` must also be unwritten; nothing is noted yet.
     None where no native side is there, or torch is not as expected."""
     if not _makers:
@@ -86,7 +86,7 @@ def standing(places: Sequence[int], counted: frozenset[int] = frozenset()) -> St
     table = _Table(len(places), ctypes.addressof(rows))
     self = (ctypes.addressof(table), table, rows)
     still, note = (make(self) for make in _makers[0])
-    return Standing(still, note, memoryview(rows).cast("B"))
+    return StandingTensors(still, note, memoryview(rows).cast("B"))
 
 
 def is_at_hand() -> bool:
@@ -106,7 +106,7 @@ def attach(library: ctypes.CDLL) -> None:
         _makers.clear()
 
 
-def find_words() -> Words | None:
+def find_words() -> TensorWords | None:
     """Where this torch keeps its words; None where they are not found."""
     t = torch.empty(2, 3, 4, 5)
     storage = t.untyped_storage()
@@ -123,7 +123,7 @@ def find_words() -> Words | None:
     word = ctypes.sizeof(ctypes.c_void_p)
     at = head.index(storage._cdata) * word, held.index(storage.data_ptr()) * word
     last = form + FORM_BYTES - HEAD_BYTES + keys.index(reading.keys_of(t)) * word
-    return Words(at[0], form, counter[0], last, at[1], counter[1])
+    return TensorWords(at[0], form, counter[0], last, at[1], counter[1])
 
 
 def _words(address: int) -> list[int]:

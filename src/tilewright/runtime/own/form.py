@@ -23,7 +23,7 @@ from tilewright.runtime.plan.tensors import same_layout
 from tilewright.tuning.runtime_thresholds import OWN_KERNELS
 
 from .conv_window import ConvWindow, dense, laid_out
-from .native import LINEAR, Linear, Packed, PreparedProduct, Task, once
+from .native import LINEAR, BoundProduct, Linear, Packed, Task, once
 
 ACTIVATIONS = (
     "none", "relu", "clamp", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
@@ -240,11 +240,11 @@ class FusedProduct(Fusible):
 
         def prepared(
             shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
-        ) -> PreparedProduct | None:
+        ) -> BoundProduct | None:
             out_shape = (*shape[:-1], columns)
             if not dense(shape, strides) or not dense(out_shape, out_strides):
                 return None
-            return PreparedProduct(ctypes.addressof(native()), math.prod(shape) // length, length)
+            return BoundProduct(ctypes.addressof(native()), math.prod(shape) // length, length)
 
         LINEAR[linear] = Linear(routine.address, prepared)
         return linear
@@ -272,7 +272,7 @@ class FusedProduct(Fusible):
 
         def prepared(
             shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
-        ) -> PreparedProduct | None:
+        ) -> BoundProduct | None:
             size = torch.Size(shape)
             place = known.get(size)
             if place is None:
@@ -280,7 +280,7 @@ class FusedProduct(Fusible):
             laid = same_layout(shape, strides, place.source) and same_layout(
                 place.shape, out_strides, place.strides
             )
-            return PreparedProduct(place.address, place.rows, place.inner) if laid else None
+            return BoundProduct(place.address, place.rows, place.inner) if laid else None
 
         LINEAR[convolution] = Linear(routine.address, prepared)
         return convolution

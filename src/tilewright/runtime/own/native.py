@@ -73,7 +73,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedProduct:
+class BoundProduct:
     """A product for one shape of x, as the native side runs it: the address of its task, the rows of the result, and
     how far apart those of x begin."""
 
@@ -88,7 +88,7 @@ class Linear:
     result of these strides (None: it does not take them so)."""
 
     function: int
-    prepared: Callable[[Sequence[int], Sequence[int], Sequence[int]], PreparedProduct | None]
+    prepared: Callable[[Sequence[int], Sequence[int], Sequence[int]], BoundProduct | None]
 
 
 LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()

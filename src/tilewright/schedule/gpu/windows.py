@@ -98,7 +98,7 @@ def _walked(
             walked = replace(next(c for c in plans if c.axis == rows), chunk=steps, tile=1)
             classes = (*(c for c in plans if c.axis != rows), walked)
             schedule = single.schedule.changed(classes=classes, carried=True)
-            seconds = seconds_of(work, blocks, target, hints, Walk(rows, steps))
+            seconds = seconds_of(work, blocks, target, hints, RowWalk(rows, steps))
             yield Solution(schedule, single.form, seconds, single.rows)
 
 
@@ -127,7 +127,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class RowWalk:
     """A thread's way over so many rows, one after the other."""
 
     rows: Axis
@@ -227,13 +227,13 @@ def window_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     lane = schedule.tiling.lane
     assert lane is not None, "windows are proposed along one"
     blocks = ProductBlocks(tiles, schedule.launch.warps, 1)
-    walked = [Walk(c.axis, c.chunk) for c in schedule.tiling.classes if c.chunk > c.tile]
+    walked = [RowWalk(c.axis, c.chunk) for c in schedule.tiling.classes if c.chunk > c.tile]
     walk = walked[0] if walked and schedule.memory.carried else None
     return seconds_of(WindowWork.of(form, lane, hints), blocks, target, hints, walk)
 
 
 def seconds_of(
-    work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints, walk: Walk | None = None
+    work: WindowWork, blocks: ProductBlocks, target: Target, hints: SizeHints, walk: RowWalk | None = None
 ) -> float:
     """Modelled seconds of one launch of such blocks, whose threads may walk over rows."""
     count, held = work.count(blocks, hints), work.held(blocks, target)

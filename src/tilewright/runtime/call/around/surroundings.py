@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.runtime.objects.known_call import Asked
+from tilewright.runtime.objects.known_call import Question
 from tilewright.runtime.objects.reading import Lies, alike, reader
-from tilewright.runtime.objects.standing import Standing, standing
+from tilewright.runtime.objects.standing import StandingTensors, standing
 
 from .held import ABSENT, Held, comparer, entry
 from .reached import OF_EVERY_MODULE, cells_of, global_hooks, globals_of, leads_to, methods_of, reached
@@ -147,10 +147,10 @@ class Surroundings:
         """Make what looks at all tensors at once, at each of them once."""
         known = set(map(id, self._likes))
         self._all: list[object] = [*self._likes, *(t for t in self._weights if id(t) not in known)]
-        self._standings: dict[tuple[int, ...], Standing] = {}
+        self._standings: dict[tuple[int, ...], StandingTensors] = {}
         self._standing = self._standing_of(tuple(range(len(self._all))))
 
-    def _standing_of(self, places: tuple[int, ...]) -> Standing | None:
+    def _standing_of(self, places: tuple[int, ...]) -> StandingTensors | None:
         """What looks at some of all tensors, as long as they can be looked at so."""
         if places not in self._standings:
             made = self._new_standing(places)
@@ -159,7 +159,7 @@ class Surroundings:
             self._standings[places] = made
         return self._standings[places]
 
-    def _new_standing(self, places: tuple[int, ...]) -> Standing | None:
+    def _new_standing(self, places: tuple[int, ...]) -> StandingTensors | None:
         """The same, with nothing noted; tensors that are watched must not be written."""
         counted = {number for number, (*_, version) in self.versions.items() if version >= 0}
         return standing(places, frozenset(k for k in places if id(self._all[k]) in counted))
@@ -184,21 +184,21 @@ class Surroundings:
             return False
         return self._answers_stand()
 
-    def guards(self, seen: frozenset[int]) -> list[Asked]:
+    def guards(self, seen: frozenset[int]) -> list[Question]:
         """The same as what a known call asks, one by one; it may say no where `unchanged` says yes after a longer look.
         Who asks sees of the tensors with the ids `seen` himself what they are."""
         rest = tuple([k for k, t in enumerate(self._all) if id(t) in self.versions or id(t) not in seen])
         looks = self._standing_of(rest)
         if looks is None or self._same is None or not (self.unchanged() and self._tensors_stand()):
-            return [Asked(self.unchanged)]
+            return [Question(self.unchanged)]
         if not looks.still(self._all):
-            return [Asked(self.unchanged)]
-        found = [Asked(looks.still, argument=(self._all,))] if rest else []
-        found.append(Asked(self._same))
+            return [Question(self.unchanged)]
+        found = [Question(looks.still, argument=(self._all,))] if rest else []
+        found.append(Question(self._same))
         if _grad() and self.tensors:
-            found.append(Asked(self._wants_none))
+            found.append(Question(self._wants_none))
         if self._asked or self._looked[0] or self._variables:
-            found.append(Asked(self._answers_stand))
+            found.append(Question(self._answers_stand))
         return found
 
     def _wants_none(self) -> bool:
