@@ -318,7 +318,9 @@ def _generated(asked: CompileRequest, graph: Graph) -> PlannedGraph:
     while True:
         try:
             return _attempted(asked, graph)
-        except ProductRefused as refused:  # at most once for each product
+        except ProductRefused as refused:
+            if refused.key in asked.refused:  # it was left to the library, so that something else is wrong
+                raise
             warn(f"the library computes it: {refused}", RuntimeWarning)
             asked = replace(asked, refused=asked.refused | {refused.key})
         except RefusedKernels as refused:
