@@ -65,7 +65,7 @@ def test_what_is_no_row(name: str) -> None:
 
 def built(name: str, folder: Path) -> Mapping[str, Mapping[str, int]]:
     """The kernels of a row with products, built for an H100."""
-    given = argparse.Namespace(device="cpu", turns=None, child_json=folder / "found.json", rounds=1)
+    given = argparse.Namespace(frozen=0, device="cpu", turns=None, child_json=folder / "found.json", rounds=1)
     child(name, given)
     facts = json.loads((folder / "found.json").read_text())
     assert facts["phase"] == "done" and {"p0", "p1"} <= set(facts["ways"])
