@@ -66,6 +66,10 @@ class BlockModel:
         self.calculating = _calculating(known, target, hints)
         """Seconds of special functions and of plain operations."""
         self.part = _part(known)
+        self.folds_beside = any(
+            i.id not in known.sums and not set(known.streamed).isdisjoint(i.reduce) for i in form.folds.values()
+        )
+        """Whether other folds go through the steps of products, as in attention."""
 
     def turns(self, a: Axis, c: SomeBlocks) -> Count:
         """How many tiles a class has."""
@@ -144,7 +148,9 @@ class BlockModel:
         together = largest(1, together)
         count, steps = self.counts(c)
         share = _least(1.0, count / target.cores)
-        parts = [work / share for work in (self.multiplying(c), *self.calculating)]
+        # What attention of few blocks gains by parts of its keys was not timed: it stays as it was.
+        multiplying = self.multiplying(c) / (1.0 if self.folds_beside else share)
+        parts = [multiplying, *(work / share for work in self.calculating)]
         most = _most(parts)
         waves = count / (target.cores * together)
         tail = where(waves > 1, -(-count // (target.cores * together)) / waves, 1.0)
