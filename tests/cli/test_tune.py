@@ -163,7 +163,7 @@ def test_interrupted_tuning_leaves_what_it_found(known: bool, here: Path) -> Non
     ("text", "code", "words"),
     [
         ("{", 2, "no tuning file is overwritten that cannot be read"),
-        ('{"schema": 2, "version": "0.0.1"}', 0, "is written anew: it is of version '0.0.1'"),
+        ('{"schema": 3, "version": "0.0.1"}', 0, "is written anew: it is of version '0.0.1'"),
     ],
 )
 def test_what_lies_where_the_file_should(text: str, code: int, words: str, here: Path) -> None:

@@ -124,7 +124,7 @@ def test_kernels_are_built_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> No
     """An estimate of shared memory that is too low costs another build, not the graph."""
     right = matmul.shared_bytes
     monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 3)
-    monkeypatch.setattr(matmul, "registers", lambda known, c, target: 128)
+    monkeypatch.setattr(matmul, "registers", lambda known, c, target, packed=False: 128)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax((q @ k.transpose(-1, -2)).float(), -1).to(v.dtype) @ v

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tilewright import errors
 from tilewright.errors import InputError, TilewrightError
 from tilewright.tuning.input_limits import EXAMPLES
+from tilewright.tuning.text_limits import TEXTS
 
 from .model import Model, parse_dtype, parse_pairs, parse_shape, read_array
 from .request import CommandRequest
@@ -150,9 +152,10 @@ def choose(request: CommandRequest, model: Model) -> Chosen:
 
 
 def shown(model: Model, inputs: Sequence[Tensor]) -> str:
-    """Sizes as `--shape` takes them: `x=2x64 y=2`."""
+    """Sizes as `--shape` takes them: `x=2x64 y=2`; of long names the beginning and end."""
     texts = ("x".join(map(str, t.shape)) or "scalar" for t in inputs)
-    return " ".join(f"{name}={text}" for name, text in zip(model.names, texts, strict=True))
+    names = (errors.shown(name, TEXTS.max_name_characters) for name in model.names)
+    return " ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
 
 
 def _source(model: Model, asked: Asking) -> str:

@@ -10,6 +10,7 @@ from typing import cast
 
 from tilewright.analysis.dependence.properties import size as size_of
 from tilewright.capture.signature import Signature
+from tilewright.errors import shown
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step, ViewStep
 from tilewright.ir.sizes.host import size
@@ -112,10 +113,14 @@ def size_texts(known: Mapping[str, int], signature: object) -> list[str]:
     texts: list[str] = []
     for symbol, number in known.items():
         s = named.get(symbol)
-        places = " ".join(f"{name}:{dim}" for name, dim in s.places) if s is not None else ""
-        name = symbol if s is None or s.name == symbol else f"{symbol} ({s.name})"
+        places = " ".join(f"{_short(name)}:{dim}" for name, dim in s.places) if s is not None else ""
+        name = symbol if s is None or s.name == symbol else f"{symbol} ({_short(s.name)})"
         texts.append(f"{name} = {number}" + (f" at {places}" if places else ""))
     return texts
+
+
+def _short(name: str) -> str:
+    return shown(name, TEXTS.max_name_characters)
 
 
 def tilegraph_of(graph: GraphWork) -> TileGraph | None:

@@ -110,7 +110,7 @@ def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path
     right = matmul.shared_bytes
     monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 2)
     tuning = Tuning((FastestBlock("products", 2, 128, 128, 128, 8, 4),))
-    monkeypatch.setattr(matmul, "registers", lambda known, c, target: 128)
+    monkeypatch.setattr(matmul, "registers", lambda known, c, target, packed=False: 128)
     made = compiled(biased, inputs())
     (found,) = made.kernels
     solver = Solver(preset("sm_90"), Options(), tuning)

@@ -67,7 +67,8 @@ class BlockModel:
         """Seconds of special functions and of plain operations."""
         self.part = _part(known)
         self.folds_beside = any(
-            i.id not in known.sums and not set(known.streamed).isdisjoint(i.reduce) for i in form.folds.values()
+            i.id not in known.sums and not set(known.streamed).isdisjoint(i.reduce)
+            for i in form.folds.values()
         )
         """Whether other folds go through the steps of products, as in attention."""
 
