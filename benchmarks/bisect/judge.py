@@ -104,6 +104,6 @@ def _program(
         with torch.no_grad():
             for name, b in copied.named_buffers():
                 b.copy_(state[name])
-        return training.step(trained, copied, inputs)
+        return training.step(trained, copied, inputs).made
 
-    return step, training.in_eager(module, inputs), training.in_double(module, inputs)
+    return step, training.in_eager(module, inputs).made, training.in_double(module, inputs).made

@@ -78,7 +78,12 @@ class Interpreter(CpuBackend):
         self.units: list[Interpreted] = []
 
     def built(
-        self, builder: KernelBuilder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, only_timed: bool
+        self,
+        builder: KernelBuilder,
+        steps: Sequence[PlacedKernel],
+        symbols: Sequence[Expr],
+        *,
+        only_timed: bool,
     ) -> Kernels:
         scheduled = builder.run("schedule", lambda: builder.solved(steps))
         programs = programs_of(scheduled)
