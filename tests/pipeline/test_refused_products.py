@@ -91,7 +91,7 @@ def table() -> ProductTable:
 
 
 def made() -> Compiled:
-    options = Options(tune_seconds=5, cache_dir="")
+    options = Options(tune_seconds=5)
     return compile_fx(traced(two, *SHAPES, dtype=torch.float16), options, trusted=True)
 
 

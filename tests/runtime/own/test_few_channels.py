@@ -63,7 +63,8 @@ def test_it_errs_no_more_than_eager(
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     height, width = (max(n, r - 2 * p) for n, r, p in zip((height, width), reach, padding, strict=True))
     x = torch.randn(count, channels, height, width)
-    for columns in (8, 33):
+    panel = products(1).panel
+    for columns in (panel // 2, 2 * panel + 1):  # fewer are the library's
         w, bias = torch.randn(columns, channels, *kernel), torch.randn(columns)
         made = [runs(call(w, bias, x, window, threads))(x) for threads in (1, 2)]
         judge(made[0], w, bias, x, window)
