@@ -46,6 +46,10 @@ def backend(
 warn_at_recompile_limit(backend)
 
 
+SHARED_HINT = "compile another function for such calls, or give inputs that are written as a `clone()`"
+"""Where a call brings inputs that share memory in another way than those that were compiled for."""
+
+
 def _is_functional(x: object) -> bool:
     """Whether a tensor is one that a transform of torch's makes, in which writes are ops."""
     return isinstance(x, Tensor) and torch._is_functional_tensor(x)
@@ -66,9 +70,8 @@ class Session(ReportsOfParts):
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile what Dynamo captured. What writes into tensors that overlap with themselves runs as it is."""
         if any(map(_is_functional, example_inputs)):
-            return self._eager(
-                gm, "torch.func.functionalize around it, which torch's tracing of graphs refuses"
-            )
+            hint = "call it without: what is compiled is made functional anyway"
+            return self._eager(gm, "torch.func.functionalize around it, which torch cannot trace", hint)
         builders = Builders(self._build, None if self.options.strict else self._plain, self._eager)
         try:
             return through_autograd(
@@ -84,9 +87,8 @@ class Session(ReportsOfParts):
         self.compiled.append(done)
         return run
 
-    def _eager(self, gm: fx.GraphModule, reason: str) -> Callable[..., object]:
+    def _eager(self, gm: fx.GraphModule, reason: str, hint: str = SHARED_HINT) -> Callable[..., object]:
         """What runs calls that nothing was compiled for. Raises InputError under `strict`."""
-        hint = "compile another function for such calls, or give inputs that are written as a `clone()`"
         if self.options.strict:
             raise InputError(f"a program was called with {reason}", phase="input", hint=hint)
         warn(f"a program was called with {reason}: such calls run in eager mode ({hint})", RuntimeWarning)

@@ -70,7 +70,7 @@ class BlockModel:
             i.id not in known.sums and not set(known.streamed).isdisjoint(i.reduce)
             for i in form.folds.values()
         )
-        """Whether other folds go through the steps of products, as in attention."""
+        """Whether other folds go through the steps of products, as in attention, or a norm in a product's own loop."""
 
     def turns(self, a: Axis, c: SomeBlocks) -> Count:
         """How many tiles a class has."""
@@ -149,7 +149,8 @@ class BlockModel:
         together = largest(1, together)
         count, steps = self.counts(c)
         share = _least(1.0, count / target.cores)
-        # What attention of few blocks gains by parts of its keys was not timed: it stays as it was.
+        # Where other folds share the loop, products are priced as if all cores had blocks. Priced by its blocks, small
+        # attention takes its keys in parts, which no clock has been asked about.
         multiplying = self.multiplying(c) / (1.0 if self.folds_beside else share)
         parts = [multiplying, *(work / share for work in self.calculating)]
         most = _most(parts)
