@@ -82,7 +82,9 @@ def build(setting: Setting, model: torch.nn.Module, x: torch.Tensor, tune_second
     if setting.peer == EAGER:
         return model
     if setting.peer in (INDUCTOR, AUTOTUNE):
-        return Inductor(model, setting.frozen, setting.peer == AUTOTUNE)
+        return Inductor(
+            model, setting.frozen, "max-autotune-no-cudagraphs" if setting.peer == AUTOTUNE else None
+        )
     compile_ = importlib.import_module("tilewright").compile
     options: dict[str, int] = {"cuda_graphs": setting.graph == OWN} if x.is_cuda else {}
     if tune_seconds is not None:
@@ -93,12 +95,11 @@ def build(setting: Setting, model: torch.nn.Module, x: torch.Tensor, tune_second
 class Inductor:
     """A compiled module. Freezing is process-wide state that only the compiling call may see."""
 
-    def __init__(self, model: torch.nn.Module, frozen: bool, tuned: bool) -> None:
+    def __init__(self, model: torch.nn.Module, frozen: bool, mode: str | None) -> None:
         def run(x: torch.Tensor) -> object:
             return model(x)
 
         # Code of its own: Dynamo would take what it compiled of the same model with other settings.
-        mode = "max-autotune-no-cudagraphs" if tuned else None
         self._compiled = torch.compile(gpu_peers.fresh(run), dynamic=False, mode=mode)
         self._frozen = frozen
 
