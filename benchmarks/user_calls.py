@@ -9,12 +9,14 @@ memory of its own in turn ("moving") or always the same ("standing"). Networks o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import signal
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +37,8 @@ PASSES = 3
 REPEATS = 6
 """Calls after which all contestants replay their graphs: that result is judged."""
 MOVING, STANDING = "moving", "standing"
+AGAIN_SECONDS = 2.0
+"""Between interruptions of a build that caught one itself."""
 LEAST_MEAN, LEAST = 1.3, 1.0
 """Wanted of all networks, and of each, over the best peer."""
 
@@ -91,8 +95,26 @@ def build(contestant: Contestant, model: nn.Module, x: Tensor) -> Call:
     return torch.compile(gpu_peers.fresh(run), backend="tilewright", dynamic=False, mode=contestant.mode)
 
 
-def build_all(model: nn.Module, inputs: Sequence[Tensor], until: float) -> Ready:
-    """Build every contestant before the time `until`, and judge its results by the fp64 rule."""
+@contextlib.contextmanager
+def ending(at: float) -> Generator[None]:
+    """Raises `TimeoutError` in what still runs at that time: one contestant must not cost the others their figures."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError("no time left to build it to its end")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, at - time.time()), AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def build_all(
+    model: nn.Module, inputs: Sequence[Tensor], until: float, tell: Callable[[Contestant, Facts], None]
+) -> Ready:
+    """Build every contestant before the time `until`, and judge its results by the fp64 rule. `tell` hears of each."""
     eager = measure.flatten(model(inputs[0]))
     exact = measure.flatten(accuracy.in_float64(model)(inputs[0]))
     release(inputs[0].device)
@@ -103,13 +125,15 @@ def build_all(model: nn.Module, inputs: Sequence[Tensor], until: float) -> Ready
             continue
         start = time.perf_counter()
         try:
-            ready.calls[contestant], result = _built(contestant, model, inputs)
+            with ending(until):
+                ready.calls[contestant], result = _built(contestant, model, inputs)
         except Exception as error:  # noqa: BLE001 - one contestant's failure must not stop the others
             ready.facts[contestant] = {"not_available": measure.one_line(error)}
+            tell(contestant, ready.facts[contestant])
             continue
         accurate = gpu_peers.verdict(result, eager, exact)
         ready.facts[contestant] = {"build_s": time.perf_counter() - start, "accuracy": accurate}
-        print(contestant.name, ready.facts[contestant], flush=True)
+        tell(contestant, ready.facts[contestant])
     return ready
 
 
@@ -161,11 +185,14 @@ def child(name: str, arguments: argparse.Namespace) -> None:
         facts.update(news)
         record.write_json(arguments.child_json, facts)
 
+    def tell(who: Contestant, known: Facts) -> None:
+        write(contestants={**facts.get("contestants", {}), who.name: {**vars(who), **known}})
+
     with torch.no_grad(), turns.building():
         write()
         start = time.perf_counter()
         model, inputs, source = loaded(network, device)
-        ready = build_all(model, inputs, arguments.build_until)
+        ready = build_all(model, inputs, arguments.build_until, tell)
         write(phase=TIMING, source=source, build_s=time.perf_counter() - start)
     with torch.no_grad(), turns.timing():
         timed = time_all(ready, inputs, arguments.rounds)

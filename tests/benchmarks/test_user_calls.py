@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -84,6 +85,49 @@ def test_moving_calls_get_all_inputs_and_standing_ones_get_one(monkeypatch: pyte
     assert len(seen[MOVING]) == user_calls.PASSES * (30 + user_calls.REPEATS)
     assert len(found[OURS][MOVING]["passes_us"]) == user_calls.PASSES and found[OURS]["build_s"] == 1.0
     assert found[PEER] == {"not_available": ""}
+
+
+def test_what_takes_too_long_is_ended_even_if_it_catches_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_calls, "AGAIN_SECONDS", 0.01)
+    caught = 0
+    with pytest.raises(TimeoutError), user_calls.ending(at=time.time() + 0.01):
+        try:
+            time.sleep(10)
+        except TimeoutError:
+            caught += 1
+        time.sleep(10)
+    assert caught == 1
+    time.sleep(0.03)  # nothing comes behind it
+
+
+def test_what_is_built_in_time_is_not_interrupted() -> None:
+    with user_calls.ending(at=time.time() + 0.02):
+        pass
+    time.sleep(0.03)
+
+
+def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def build(
+        contestant: Contestant, model: torch.nn.Module, x: torch.Tensor
+    ) -> Callable[[torch.Tensor], object]:
+        if not contestant.ours:
+            raise RuntimeError("it does not build")
+        return model
+
+    monkeypatch.setattr(user_calls, "build", build)
+    told: list[str] = []
+    inputs = [torch.randn(2, 4) for _ in range(3)]
+    ready = user_calls.build_all(
+        torch.nn.Linear(4, 4), inputs, time.time() + 60, lambda who, known: told.append(who.name)
+    )
+    assert set(ready.calls) == {who for who in CONTESTANTS if who.ours}
+    assert told == [who.name for who in CONTESTANTS]
+    assert ready.facts[PEER] == {"not_available": "RuntimeError: it does not build"}
+    assert ready.facts[OURS]["accuracy"]["passed"]
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
