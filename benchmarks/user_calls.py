@@ -62,11 +62,11 @@ OWN_DOOR = "compile"
 REDUCE, TUNED = "reduce-overhead", "max-autotune"
 CONTESTANTS = (
     Contestant(True, OWN_DOOR, True),
-    Contestant(True, OWN_DOOR),
     Contestant(False, REDUCE, True),
-    Contestant(True, REDUCE),
     Contestant(False, TUNED, True),
+    Contestant(True, REDUCE),
     Contestant(False, REDUCE),
+    Contestant(True, OWN_DOOR),
     Contestant(False, TUNED),
 )
 """What is built, in this order."""
