@@ -91,6 +91,8 @@ def test_wrong_values_are_refused(name: str, value: object) -> None:
         Options.make({name: value}, {})
     with pytest.raises(InputError):
         Options().replace(**{name: value})
+    with pytest.raises(InputError, match=f"option {name} cannot be"):
+        Options(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_bad_environment_names_its_variable() -> None:

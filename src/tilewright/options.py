@@ -45,7 +45,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of one compilation; frozen and hashable."""
+    """The settings of one compilation; frozen and hashable. Raises `InputError` for a value of the wrong type."""
 
     strict: bool = False
     """Raise `UnsupportedError` where an op would run as a library call by need instead of counting it."""
@@ -120,6 +120,10 @@ class Options:
 
     pin_threads: bool = False
     """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""
+
+    def __post_init__(self) -> None:
+        for name in _CHECKS:
+            object.__setattr__(self, name, _checked(name, getattr(self, name), place="options"))
 
     @classmethod
     def make(
