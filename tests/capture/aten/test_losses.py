@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tilewright
@@ -114,3 +115,42 @@ def test_a_loss_of_one_row_has_no_dim(shape: tuple[int, ...], reduction: str) ->
     torch.testing.assert_close(made, want)
     slopes = (torch.autograd.grad(y.sum(), x)[0] for y in (made, want))
     torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("sizes", "targets"),
+    [
+        ((3, 4), [[3, 0, -1, 1], [1, 2, 3, -1], [-1, 0, 1, 2]]),
+        ((2, 4), [[0, 1, 2, 3], [2, 2, -1, -1]]),
+        ((4,), [1, 3, -1, -1]),
+    ],
+)
+def test_labels_behind_the_first_negative_one_are_no_targets(
+    sizes: tuple[int, ...], targets: list[object], reduction: str
+) -> None:
+    """Torch's own parts let each of those count as one of class 0."""
+    loss = nn.MultiLabelMarginLoss(reduction=reduction)
+    target = torch.tensor(targets)
+    x, y = (torch.linspace(-2, 3, math.prod(sizes)).sin().reshape(sizes).requires_grad_() for _ in range(2))
+    mine, theirs = torch.compile(loss, backend="tilewright")(x, target), loss(y, target)
+    torch.testing.assert_close(mine, theirs)
+    mine.sum().backward()
+    theirs.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_torch_keeps_its_own_parts_of_losses() -> None:
+    kernels = dict(torch.ops.aten.multilabel_margin_loss_forward.default.py_kernels)
+    torch.compile(nn.MultiLabelMarginLoss(), backend="tilewright")(
+        torch.ones(2, 3), torch.tensor([[0, -1, 1]] * 2)
+    )
+    assert torch.ops.aten.multilabel_margin_loss_forward.default.py_kernels == kernels
+
+
+def test_such_a_loss_of_an_exported_program() -> None:
+    x, target = torch.randn(3, 4), torch.tensor([[3, 0, -1, 1], [1, 2, 3, -1], [-1, 0, 1, 2]])
+    loss = nn.MultiLabelMarginLoss(reduction="none")
+    mine = tilewright.compile(torch.export.export(loss, (x, target)))(x, target)
+    torch.testing.assert_close(mine, loss(x, target))
+    torch.testing.assert_close(tilewright.compile(loss, (x, target))(x, target), loss(x, target))

@@ -1,7 +1,7 @@
 """ATen overloads to declarations, one file per family, and the decompositions that torch does before them."""
 
 from . import attention, contract, index, pointwise, reduce, resample, view
-from .decompose import decompositions, preserve_resampling, undropped
+from .decompose import decompositions, kernels_put_right, preserve_resampling
 from .registry import (
     TABLE,
     Call,
@@ -26,9 +26,9 @@ __all__ = [
     "ReplacementCall",
     "decompositions",
     "entry_of",
+    "kernels_put_right",
     "lower",
     "preserve_resampling",
     "to_dtype",
     "to_torch",
-    "undropped",
 ]

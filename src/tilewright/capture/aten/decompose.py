@@ -78,6 +78,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.special_log_ndtr.default: _log_ndtr,
         torch.ops.aten.logit_backward.default: logit_backward,
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
+        torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
         **{op: also_of_nothing(table[op]) for op in MEANS_BACKWARD},
         torch.ops.aten.eye.default: _eye,
@@ -126,6 +127,28 @@ def _soft_margin_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, redu
     """Torch's own parts have sigmoid(target * x) - 1, whose digits are gone where examples are classified well."""
     made = -target * gradient * torch.sigmoid(-target * x)
     return made / x.numel() if reduction == 1 else made
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> tuple[Tensor, Tensor]:
+    """Loss of rows, and which classes are targets: those in front of a row's first -1. Torch's own parts let the places
+    behind it count as targets of class 0.
+
+    loss = sum over targets t and other classes c of max(0, 1 - x[t] + x[c]) / classes
+    """
+    if x.dim() > 2 or 0 in x.shape[-1:] or target.shape != x.shape:
+        raise RuntimeError(f"multilabel_margin_loss: input of size {x.shape}, target of size {target.shape}")
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    classes = rows.shape[1]
+    named = (labels == -1).to(torch.int32).cumsum(1) == 0
+    label = torch.where(named, labels, 0)
+    numbers = torch.arange(classes, device=target.device)
+    # [row, place of a label, class]
+    is_target = ((label.unsqueeze(-1) == numbers) & named.unsqueeze(-1)).any(1)
+    counts = named.unsqueeze(-1) & ~is_target.unsqueeze(1)
+    margin = 1 - rows.gather(1, label).unsqueeze(-1) + rows.unsqueeze(1)
+    losses = torch.where(counts, margin.clamp_min(0) / classes, 0).sum((1, 2))
+    made = {0: losses if x.dim() == 2 else losses[0], 1: losses.mean(), 2: losses.sum()}[reduction]
+    return made, is_target.to(x.dtype).reshape(target.shape)
 
 
 MEANS_BACKWARD: tuple[OpOverload, ...] = (
@@ -217,49 +240,58 @@ def preserve_resampling() -> Generator[None]:
 
 
 @contextmanager
-def undropped() -> Generator[None]:
-    """While active, tracing takes dropout that drops nothing for its operand itself, which it is in eager mode. Torch's
-    Python kernel makes a copy, which a later write into either of the two would not reach."""
-    with _UNDROPPED.lock:
-        if not _UNDROPPED.active:
-            _UNDROPPED.kernels = _exchange_dropout(dict.fromkeys(_KEYS, _dropout))
-        _UNDROPPED.active += 1
+def kernels_put_right() -> Generator[None]:
+    """While active, tracing takes ops apart by ours where torch's Python kernels make something else of them."""
+    with _PYTHON_KERNELS.lock:
+        if not _PYTHON_KERNELS.active:
+            _PYTHON_KERNELS.torchs = {op: _exchange(op, kernel) for op, kernel in _KERNELS_PUT_RIGHT.items()}
+        _PYTHON_KERNELS.active += 1
     try:
         yield
     finally:
-        with _UNDROPPED.lock:
-            _UNDROPPED.active -= 1
-            if not _UNDROPPED.active:
-                _exchange_dropout(_UNDROPPED.kernels)
+        with _PYTHON_KERNELS.lock:
+            _PYTHON_KERNELS.active -= 1
+            if not _PYTHON_KERNELS.active:
+                for op, kernels in _PYTHON_KERNELS.torchs.items():
+                    op.py_kernels.update(kernels)
+                    _forget(op)
 
 
 @dataclass(slots=True)
-class _Undropped:
-    """How many threads trace so now, and torch's kernels, which the last one puts back."""
+class _PythonKernels:
+    """How many threads trace with ours, and torch's, which the last one puts back."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     active: int = 0
-    kernels: Kernels = field(default_factory=dict)
+    torchs: dict[OpOverload, Kernels] = field(default_factory=dict[OpOverload, Kernels])
 
 
-_UNDROPPED = _Undropped()
+_PYTHON_KERNELS = _PythonKernels()
 
 
-def _exchange_dropout(kernels: Kernels) -> Kernels:
-    """Let these be the kernels of dropout, under the keys that it has some for; returns those before."""
-    overload = torch.ops.aten.dropout.default
-    before = {k: overload.py_kernels[k] for k in kernels if k in overload.py_kernels}
-    overload.py_kernels.update({k: kernels[k] for k in before})
-    _forget(overload)
+def _exchange(op: OpOverload, kernel: Callable[..., object]) -> Kernels:
+    """Let this be the op's kernel, under the keys that it has some for; returns those before."""
+    before = {k: op.py_kernels[k] for k in _KEYS if k in op.py_kernels}
+    op.py_kernels.update(dict.fromkeys(before, kernel))
+    _forget(op)
     return before
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout that drops nothing is its operand itself, as in eager mode. Torch's makes a copy, which a later write
+    into either of the two would not reach."""
     if not train or not p:
         return x
     if p == 1:  # eager mode draws nothing then
         return x * x.new_zeros(())
     return torch.ops.aten.native_dropout(x, p, train)[0]
+
+
+_KERNELS_PUT_RIGHT: dict[OpOverload, Callable[..., object]] = {
+    torch.ops.aten.dropout.default: _dropout,
+    torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+}
+"""Ops that the dispatcher takes apart before any table is asked, and what they are."""
 
 
 @cache

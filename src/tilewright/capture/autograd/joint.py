@@ -37,7 +37,7 @@ from tilewright.capture.aliasing.overlapping import (
 )
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import saved_inputs, told_apart
-from tilewright.capture.aten import decompositions, preserve_resampling, undropped
+from tilewright.capture.aten import decompositions, kernels_put_right, preserve_resampling
 from tilewright.capture.fused import avoid_wrong_routines, lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import recurrent_loops
@@ -172,7 +172,13 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with preserve_resampling(), undropped(), recurrent_loops(), mended_scans(), _dense_tangents(graph):
+        with (
+            preserve_resampling(),
+            kernels_put_right(),
+            recurrent_loops(),
+            mended_scans(),
+            _dense_tangents(graph),
+        ):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),
