@@ -20,7 +20,7 @@ from torch._decomp import core_aten_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OperatorBase, OpOverload
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, suggest_memory_format
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, get_computation_dtype, suggest_memory_format
 from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
 
 from tilewright.capture.torch_declarations import keep_declarations
@@ -79,6 +79,8 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.logit_backward.default: logit_backward,
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+        torch.ops.aten._weight_norm_interface.default: _weight_norm,
+        torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
         **{op: also_of_nothing(table[op]) for op in MEANS_BACKWARD},
         torch.ops.aten.eye.default: _eye,
@@ -149,6 +151,30 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> tu
     losses = torch.where(counts, margin.clamp_min(0) / classes, 0).sum((1, 2))
     made = {0: losses if x.dim() == 2 else losses[0], 1: losses.mean(), 2: losses.sum()}[reduction]
     return made, is_target.to(x.dtype).reshape(target.shape)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """g v / |v| with a norm for each place along `dim`, and the norms: of halves in singles, as the op's kernels have
+    them. Torch's own parts have those of fp16 in fp16, which its backward kernel refuses."""
+    wide = get_computation_dtype(g.dtype)
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    norm = torch.linalg.vector_norm(v, 2, others, keepdim=True, dtype=wide)
+    return (v.to(wide) * (g.to(wide) / norm)).to(v.dtype), norm
+
+
+def _weight_norm_backward(
+    gradient: Tensor, v: Tensor, g: Tensor, norm: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of v and g: with s = sum of gradient v over all but `dim`,
+
+    dv = g / |v| (gradient - v s / |v|^2),  dg = s / |v|
+    """
+    wide = get_computation_dtype(g.dtype)
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    dw, wide_v = gradient.to(wide), v.to(wide)
+    sums = (dw * wide_v).sum(others, keepdim=True)
+    dv = g.to(wide) / norm * (dw - wide_v * (sums / (norm * norm)))
+    return dv.to(v.dtype), (sums / norm).to(g.dtype)
 
 
 MEANS_BACKWARD: tuple[OpOverload, ...] = (
