@@ -79,6 +79,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
         torch.ops.aten.logit_backward.default: logit_backward,
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+        torch.ops.aten.isin.Tensor_Tensor: _is_in(table[torch.ops.aten.isin.Tensor_Tensor]),
         torch.ops.aten._weight_norm_interface.default: _weight_norm,
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
         torch.ops.aten.smooth_l1_loss.default: _smooth_l1_loss(table[torch.ops.aten.smooth_l1_loss.default]),
@@ -205,6 +206,21 @@ def _smooth_l1_loss(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return parts(a, b, reduction, beta)
 
     return checked
+
+
+def _is_in(parts: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Torch's own parts, which look values up in a sorted list, without NaN, behind which no search finds anything; NaN
+    is nowhere."""
+
+    def found(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+        if assume_unique or not among.is_floating_point() or among.numel() == 0:
+            return parts(x, among, assume_unique=assume_unique, invert=invert)
+        blank = among.isnan()
+        greatest = torch.where(blank, -math.inf, among).amax()
+        made = parts(x, torch.where(blank, greatest, among)) & ~blank.all()
+        return ~made if invert else made
+
+    return found
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -70,9 +70,10 @@ def _as_iterated(op: Callable[..., object], apart: bool) -> Callable[..., object
     """The fake kernel's result is row-major, the real one's lies as operands do, as of any pointwise op: so take the
     op of the row-major tensors of which these are views. `op` is what torch takes it `apart` into, if it does."""
 
-    def decomposed(a: Tensor, b: Tensor | float, **how: object) -> object:
+    def decomposed(a: Tensor | float, b: Tensor | float, **how: object) -> object:
         if (
             _inside.get()
+            or not isinstance(a, Tensor)
             or not isinstance(b, Tensor)
             or not all(x.layout is torch.strided and not free_unbacked_symbols(x) for x in (a, b))
         ):
