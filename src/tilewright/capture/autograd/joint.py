@@ -52,7 +52,7 @@ from tilewright.errors import UnsupportedError, warn_once
 
 from .batched import one_by_one
 from .mended_scans import mended_scans
-from .rng import dropped_by_masks, save_states_apart, without_idle_draws
+from .rng import dropped_by_masks, keep_draws_apart, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
 
 LOG = logging.getLogger("tilewright")
@@ -109,6 +109,7 @@ def split_joint(
     their results would cost memory from one pass to the other (gelu, relu and dropout before each linear layer)."""
     save_once(joint)
     move(joint)
+    keep_draws_apart(joint)
     dropped_by_masks(joint)
     keep_compared(joint)
     keep_overwritten(joint)

@@ -21,6 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _
 
 from tilewright.capture.loops.recurrent import computes_again
 
+from .rng import keep_draws_apart, may_draw
+
 
 @contextmanager
 def mended_scans() -> Generator[None]:
@@ -55,6 +57,7 @@ def mended_scans() -> Generator[None]:
             n.meta.pop("recompute", None)  # a checkpoint around the loop is not one in its steps
         if computes_again():
             _compute_again(self.joint_gm)
+        keep_draws_apart(self.joint_gm)
         return cut(self, *args, **named)
 
     logger.setLevel(max(level, logging.INFO))
@@ -87,12 +90,9 @@ def _compute_again(joint: fx.GraphModule) -> None:
         if tangent or any(a in late for a in n.all_input_nodes):
             late.add(n)
         elif n.op == "call_function":
-            drawn = _draws(n) or any(map(_draws, n.all_input_nodes)) and n.target is operator.getitem
+            of_draws = n.target is operator.getitem and any(may_draw(a.target) for a in n.all_input_nodes)
+            drawn = may_draw(n.target) or of_draws
             n.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _sizes_of_tensors(made: HopPartitionedGraph) -> None:
