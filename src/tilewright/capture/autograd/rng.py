@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import get_aten_target, rand_ops
+from torch._functorch.compile_utils import rand_ops
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
@@ -52,7 +52,7 @@ def keep_draws_apart(joint: fx.GraphModule) -> None:
     for module in joint.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             if node.op == "call_function" and may_draw(node.target) and not draws_nothing(node):
-                op = get_aten_target(node)
+                op = getattr(node.target, "overloadpacket", node.target)
                 if op not in rand_ops:
                     rand_ops.append(op)
 
