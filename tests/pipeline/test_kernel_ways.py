@@ -110,18 +110,18 @@ def test_without_time_nothing_is_asked() -> None:
     assert "min_bytes" not in str(scheduled(made, cover).schedule)
 
 
-@pytest.mark.parametrize(("seconds", "asked"), [(1.0, 3), (0.5, 2)], ids=["all", "the first"])
+@pytest.mark.parametrize(("cores", "asked"), [(2, 3), (1, 2)], ids=["all", "the first"])
 def test_as_many_are_timed_as_there_is_time_to_build(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, asked: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, asked: int
 ) -> None:
-    """Two other ways, and two cores that build a kernel in a second each."""
+    """Two other ways, and cores that build a kernel in a second each."""
 
     def two(self: VectorScheduler, found: Solution, by: Comparison) -> Sequence[Solution]:
         return [*proposed(self, found, by)] * 2
 
     monkeypatch.setattr(VectorScheduler, "specialised", two)
-    monkeypatch.setattr("tilewright.pipeline.timed.kernel_ways.usable_cores", lambda: 2)
-    made = builder(Options(tune_seconds=seconds))
+    monkeypatch.setattr("tilewright.pipeline.timed.kernel_ways.usable_cores", lambda: cores)
+    made = builder(Options(tune_seconds=1))
     calls: list[None] = []
 
     def clock(run: Callable[[], object]) -> float:

@@ -21,7 +21,7 @@ from tilewright.ir.expr import Expr
 
 from .aliasing.bodies import with_copies_of_what_bodies_leave
 from .aliasing.overlapping import refuse_overlapping_writes
-from .aten import decompositions, kernels_put_right
+from .aten import decompositions, mended_ops
 from .aten.retraced import retraced
 from .environment import conditions, shape_env, unsqueezed
 from .loops.recurrent import recurrent_loops
@@ -62,12 +62,7 @@ def _functional(program: ExportedProgram) -> tuple[ExportedProgram, fx.GraphModu
     """The program in the ops that we declare, without writes but at its end; its graph apart, as that of a program
     which writes nothing is made anew without the rest."""
     program = with_copies_of_what_bodies_leave(program)
-    with (
-        dense_inputs(program.graph_module),
-        kernels_put_right(),
-        recurrent_loops(),
-        warnings.catch_warnings(),
-    ):
+    with dense_inputs(program.graph_module), mended_ops(), recurrent_loops(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         made = retraced(program)
         if made is not None:

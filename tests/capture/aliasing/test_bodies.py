@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
-from tilewright.capture.aten import kernels_put_right
+from tilewright.capture.aten import mended_ops
 from tilewright.errors import UnsupportedError
 
 Program = Callable[[Tensor], Any]
@@ -128,7 +128,7 @@ def test_torch_has_its_own_dropout_again_behind_two_that_overlap() -> None:
     """As two threads enter and leave."""
     kernels = torch.ops.aten.dropout.default.py_kernels
     before = dict(kernels)
-    first, second = kernels_put_right(), kernels_put_right()
+    first, second = mended_ops(), mended_ops()
     first.__enter__()
     second.__enter__()
     assert kernels != before

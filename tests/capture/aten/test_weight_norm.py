@@ -13,8 +13,10 @@ import tilewright
 from tilewright.accuracy import compare_trees
 
 
-@pytest.mark.parametrize("dim", [0, 1, None])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "dim"),
+    [(torch.float16, 0), (torch.bfloat16, 1), (torch.float32, 1), (torch.float32, None), (torch.float64, 0)],
+)
 def test_training(dtype: torch.dtype, dim: int | None) -> None:
     tilewright.reset()
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """ATen overloads to declarations, one file per family, and the decompositions that torch does before them."""
 
 from . import attention, contract, index, pointwise, reduce, resample, view
-from .decompose import decompositions, kernels_put_right, preserve_resampling
+from .decompose import decompositions, mended_ops, preserve_resampling
 from .registry import (
     TABLE,
     Call,
@@ -26,8 +26,8 @@ __all__ = [
     "ReplacementCall",
     "decompositions",
     "entry_of",
-    "kernels_put_right",
     "lower",
+    "mended_ops",
     "preserve_resampling",
     "to_dtype",
     "to_torch",

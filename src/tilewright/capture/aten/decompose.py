@@ -282,7 +282,7 @@ def preserve_resampling() -> Generator[None]:
 
 
 @contextmanager
-def kernels_put_right() -> Generator[None]:
+def mended_ops() -> Generator[None]:
     """While active, tracing takes ops apart by ours where torch's Python kernels make something else of them."""
     with _PYTHON_KERNELS.lock:
         if not _PYTHON_KERNELS.active:

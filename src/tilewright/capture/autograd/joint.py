@@ -37,7 +37,7 @@ from tilewright.capture.aliasing.overlapping import (
 )
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import saved_inputs, told_apart
-from tilewright.capture.aten import decompositions, kernels_put_right, preserve_resampling
+from tilewright.capture.aten import decompositions, mended_ops, preserve_resampling
 from tilewright.capture.fused import avoid_wrong_routines, lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import recurrent_loops
@@ -51,8 +51,9 @@ from tilewright.capture.placement.sides import around_sides
 from tilewright.errors import UnsupportedError, warn_once
 
 from .batched import one_by_one
+from .draws import keep_draws_apart
 from .mended_scans import mended_scans
-from .rng import dropped_by_masks, keep_draws_apart, save_states_apart, without_idle_draws
+from .rng import dropped_by_masks, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
 
 LOG = logging.getLogger("tilewright")
@@ -173,13 +174,7 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with (
-            preserve_resampling(),
-            kernels_put_right(),
-            recurrent_loops(),
-            mended_scans(),
-            _dense_tangents(graph),
-        ):
+        with preserve_resampling(), mended_ops(), recurrent_loops(), mended_scans(), _dense_tangents(graph):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, _
 
 from tilewright.capture.loops.recurrent import computes_again
 
-from .rng import keep_draws_apart, may_draw
+from .draws import keep_draws_apart
+from .rng import may_draw
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import rand_ops
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
@@ -44,17 +43,6 @@ def has_no_chance(function: object, args: Sequence[object], kwargs: Mapping[str,
             given = args[place] if place < len(args) else kwargs.get(CHANCE)
             return bool((argument.default_value if given is None else given) == 0)
     return False
-
-
-def keep_draws_apart(joint: fx.GraphModule) -> None:
-    """Tell torch of the ops in a joint graph that draw. Before such a graph is split, equal ops are taken for one, but
-    for some that are known to draw by name: two draws of another (exponential, in `gumbel_softmax`) became one."""
-    for module in joint.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if node.op == "call_function" and may_draw(node.target) and not draws_nothing(node):
-                op = getattr(node.target, "overloadpacket", node.target)
-                if op not in rand_ops:
-                    rand_ops.append(op)
 
 
 @contextmanager
